@@ -1,0 +1,58 @@
+"""A cluster: chips, and links in tiers. Every number is a `Quantity`: a value, its unit, where it is from, and how it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Tag = Literal["datasheet", "measured", "assumed", "derived"]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """`value` in the SI unit that the field's name ends with."""
+
+    value: float
+    tag: Tag
+    source: str
+
+
+@dataclass(frozen=True)
+class Chip:
+    name: str
+    peak_flops_per_second: dict[str, Quantity]  # dense, by dtype: fp32, bf16, fp16, fp8
+    best_flops_per_second: dict[str, Quantity]  # the best measured matmul, by dtype, where one is known
+    memory_bytes: Quantity  # what the driver reports, not the number on the box
+    memory_bytes_per_second: Quantity
+    multiprocessors: Quantity
+
+
+@dataclass(frozen=True)
+class Link:
+    """One tier. `bytes_per_second` is of one direction of one GPU (its NVLink; its share of the node's NICs).
+
+    `efficiency` is measured bus bandwidth over line rate for large messages; `group_size` the ranks it was measured at.
+    """
+
+    name: str
+    bytes_per_second: Quantity
+    efficiency: Quantity
+    latency_seconds: Quantity  # of one hop of a ring step
+    group_size: int
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`nodes` x `gpus_per_node` GPUs; `gpus_per_node` is one NVLink domain."""
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    chip: Chip
+    intra_node: Link
+    inter_node: Link
+    assumptions: tuple[tuple[str, Quantity], ...] = field(default=())
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node

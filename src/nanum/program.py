@@ -1,0 +1,83 @@
+"""The vocabulary of a step: a Program is a tree of operations and repeats, emitted once and read many times.
+
+Quantities are ints, or numpy arrays over many layouts. Bytes are int64, FLOPs float64. A Program is never stored unrolled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Quantity = Any  # int | float | np.ndarray: one number, or one for each of many layouts
+Phase = Literal["forward", "recompute", "backward", "optimizer"]
+Category = Literal["params", "grads", "optimizer_states", "activations", "buffers"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Compute:
+    """One kernel. `shape` is (m, n, k) of a matmul, and () of anything else; `bytes_moved` are read and written."""
+
+    name: str
+    phase: Phase
+    flops: Quantity
+    bytes_moved: Quantity
+    dtype: str
+    shape: tuple[Quantity, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Collective:
+    """One exchange. `payload_bytes` by the nccl-tests convention of its kind (the whole padded buffer of a gather or scatter);
+    `wire_bytes` is what one rank sends by a ring. `calls` is 0 where the group has one rank. `stream` names the communication
+    stream it runs on beside the compute (it is then started here and awaited by a `Wait`); None means the compute waits at once."""
+
+    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, send
+    axes: tuple[str, ...]  # mesh axes, outermost first
+    phase: Phase
+    what: str  # params, grads, activations, loss
+    dtype: str
+    group_size: Quantity
+    calls: Quantity
+    payload_bytes: Quantity
+    wire_bytes: Quantity
+    stream: str | None = None
+    ticket: str = ""  # names what a Wait waits for
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Wait:
+    """The compute stream waits for the last collective started with this ticket."""
+
+    stream: str
+    ticket: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Held:
+    """Bytes that begin to be held (positive) or are released (negative)."""
+
+    category: Category
+    bytes: Quantity
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Mark:
+    """A named moment, so that a peak can say when it was."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Repeat:
+    """`count` rounds of `body`. Where `at` is given, the body's quantities are arrays over a smaller space (layouts that differ only
+    in what the body cannot see), and `at[i]` is the place of layout i in it."""
+
+    count: Quantity
+    body: tuple["Node", ...]
+    at: np.ndarray | None = None
+
+
+Node = Compute | Collective | Wait | Held | Mark | Repeat
