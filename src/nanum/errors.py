@@ -1,4 +1,4 @@
-"""The one error a user can cause: a question that cannot be asked."""
+"""What is raised when a question cannot be asked."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Iterable
 
 
 class Refused(ValueError):
-    """Carries every reason at once, each a sentence in the user's own words."""
+    """A question that cannot be asked, with every reason at once, in the user's words."""
 
-    def __init__(self, reasons: Iterable[str]) -> None:
+    reasons: tuple[str, ...]
+
+    def __init__(self, reasons: Iterable[str] | str) -> None:
         self.reasons = (reasons,) if isinstance(reasons, str) else tuple(reasons)
-        super().__init__("\n".join(self.reasons))
+        super().__init__(self.reasons)
+
+    def __str__(self) -> str:
+        return "\n".join(self.reasons)

@@ -47,3 +47,13 @@ class Model:
     tie_word_embeddings: bool
     hidden_dropout: float = 0.0
     source: str = ""
+
+
+def load(word: str) -> Model:
+    """The model that `word` names: a preset or its alias, a `config.json`, or a folder with one.
+
+    Raises `Refused` with every reason.
+    """
+    from nanum.model import presets  # the files are read only when a model is asked for
+
+    return presets.load(word)

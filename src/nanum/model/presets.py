@@ -1,0 +1,88 @@
+"""Models by name: the shipped presets, with the parameter counts that were published, and users' `config.json` files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nanum.errors import Refused
+from nanum.model import Model
+from nanum.model.config import from_config, trusted
+
+_FOLDER = Path(__file__).resolve().parents[1] / "data" / "models"
+_LARGEST_FILE_BYTES = 16 * 2**20  # a config.json has some kilobytes; a weights file given by mistake is not read into memory
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A shipped model. `parameters` is the published count, exact to the unit where `verified` says so."""
+
+    name: str
+    aliases: tuple[str, ...]
+    family: str
+    config: dict[str, Any]
+    parameters: int
+    verified: Literal["exact", "approx"]
+    source: str
+    notes: str = ""
+
+    def model(self) -> Model:
+        return trusted(self.config, self.name, self.source)
+
+
+def presets() -> list[Preset]:
+    """Every shipped model, family by family."""
+    rows = [row for path in sorted(_FOLDER.glob("*.json")) for row in json.loads(path.read_text(encoding="utf-8"))]
+    return [Preset(**{**row, "aliases": tuple(row["aliases"])}) for row in rows]
+
+
+def load(word: str) -> Model:
+    """The model that `word` names: a preset or its alias (in any case), a `config.json`, or a folder with one.
+
+    Raises `Refused` with every reason: no such preset (with the nearest names), no such file, not JSON, or a config that
+    `from_config` refuses.
+    """
+    by_name = {name.lower(): preset for preset in presets() for name in (preset.name, *preset.aliases)}
+    if preset := by_name.get(word.lower()):
+        return preset.model()
+    path = Path(word)
+    if word and (_exists(path) or path.suffix == ".json"):
+        return _read(path)
+    import difflib
+
+    close = difflib.get_close_matches(word.lower(), by_name, n=3)
+    names = list(dict.fromkeys(by_name[name].name for name in close))
+    hint = f"close: {', '.join(names)}; " if names else ""
+    said = word if len(word) <= 80 else f"{word[:79]}…"
+    raise Refused(f"unknown model '{said}': neither a preset nor a file ({hint}`nanum models` lists the presets)")
+
+
+def _read(path: Path) -> Model:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        if file.stat().st_size > _LARGEST_FILE_BYTES:
+            raise Refused(f"{file}: too large for a config.json ({file.stat().st_size:,} bytes)")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Refused(f"{file}: no such file") from None
+    except OSError as error:
+        raise Refused(f"{file}: {error.strerror or error}") from None
+    except RecursionError:
+        raise Refused(f"{file}: not JSON (nested too deeply)") from None
+    except UnicodeDecodeError:
+        raise Refused(f"{file}: not JSON (not text)") from None
+    except json.JSONDecodeError as error:
+        raise Refused(f"{file}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})") from None
+    if not isinstance(config, dict):
+        raise Refused(f"{file}: not the JSON object that a config.json holds")
+    folder = file.resolve().parent.name
+    return from_config(config, folder if file.name == "config.json" and folder else file.stem, where=str(file))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a word too long for a file's name, or with a NUL in it
+        return False

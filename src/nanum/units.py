@@ -1,0 +1,155 @@
+"""The only place that knows 10⁹ from 2³⁰. Inside, everything is SI; people's units are read and printed here.
+
+Memory prints in GiB and says so; link speeds in GB/s; a network's line rate may be read in Gb/s, bits by its own convention.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+KB, MB, GB, TB, PB = 10**3, 10**6, 10**9, 10**12, 10**15
+KIB, MIB, GIB, TIB, PIB = 2**10, 2**20, 2**30, 2**40, 2**50
+GFLOPS, TFLOPS, PFLOPS = 1e9, 1e12, 1e15
+MICROSECOND, MILLISECOND = 1e-6, 1e-3
+BITS_PER_BYTE = 8
+
+Dimension = Literal["bytes", "bytes_per_second", "flops_per_second", "seconds", "ratio", "count"]
+
+_BYTES: dict[str, float] = {
+    "B": 1, "bytes": 1,
+    "kB": KB, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "PB": PB,
+    "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "PiB": PIB,
+}  # fmt: skip
+_BITS: dict[str, float] = {"b": 1, "kb": KB, "Kb": KB, "Mb": MB, "Gb": GB, "Tb": TB}
+
+_UNITS: dict[Dimension, dict[str, float]] = {
+    "bytes": _BYTES,
+    "bytes_per_second": (
+        {f"{unit}/s": scale for unit, scale in _BYTES.items()}
+        | {f"{unit}/s": scale / BITS_PER_BYTE for unit, scale in _BITS.items()}
+        | {f"{unit}ps": scale / BITS_PER_BYTE for unit, scale in _BITS.items()}
+        | {f"{unit}it/s": scale / BITS_PER_BYTE for unit, scale in _BITS.items()}
+    ),
+    "flops_per_second": {
+        f"{prefix}{word}": scale
+        for prefix, scale in (("", 1.0), ("G", GFLOPS), ("T", TFLOPS), ("P", PFLOPS), ("E", 1e18))
+        for word in ("FLOPS", "FLOP/s", "FLOPs/s")
+    },
+    "seconds": {"s": 1.0, "ms": MILLISECOND, "us": MICROSECOND, "µs": MICROSECOND, "μs": MICROSECOND, "ns": 1e-9},
+    "ratio": {"": 1.0, "%": 0.01},
+    "count": {"": 1.0},
+}
+_EXAMPLE: dict[Dimension, str] = {
+    "bytes": "80 GiB or 81559 MiB",
+    "bytes_per_second": "400 Gb/s or 900 GB/s",
+    "flops_per_second": "989 TFLOPS",
+    "seconds": "3.5 us",
+    "ratio": "0.8 or 80 %",
+    "count": "132",
+}
+_NUMBER_AND_UNIT = re.compile(r"\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?nan|[+-]?inf(?:inity)?)\s*(.*?)\s*", re.I)
+
+
+def parse(text: str, dimension: Dimension) -> float:
+    """`text`, a number and a unit such as `400 Gb/s`, `80GiB` or `3.5 us`, in the SI unit of `dimension`.
+
+    Case tells bits from bytes (`Gb/s` is an eighth of `GB/s`). Raises ValueError, in the user's words, when there is no
+    number or no unit of that dimension, and when the number is NaN, infinite or negative.
+    """
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'{text}' is not a quantity (write {_EXAMPLE[dimension]})")
+    number, unit = match.groups()
+    return scaled(float(number.replace(",", "").replace("_", "")), unit, dimension, text)
+
+
+def scaled(number: float, unit: str, dimension: Dimension, text: str = "") -> float:
+    """`number` of `unit` in the SI unit of `dimension`. Raises ValueError as `parse` does; `text` is what the user wrote."""
+    text = text or f"{number} {unit}".strip()
+    if math.isnan(number):
+        raise ValueError(f"'{text}' is not a number")
+    if number < 0:
+        raise ValueError(f"'{text}' is negative")
+    scale = _UNITS[dimension].get(unit)
+    if scale is None:
+        said = f"has the unit '{unit}'" if unit else "has no unit"
+        raise ValueError(f"'{text}' {said} (write {_EXAMPLE[dimension]})")
+    value = number * scale
+    if math.isinf(value):
+        raise ValueError(f"'{text}' is infinite")
+    return value
+
+
+def format_bytes(n: float) -> str:
+    """Memory, in binary units: `12.3 GiB`. Only whole bytes below 1 KiB."""
+    return _scaled_text(n, ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")), "B")
+
+
+def format_decimal_bytes(n: float) -> str:
+    """A message's or a lesson's bytes, in decimal units: `4.29 GB`."""
+    return _scaled_text(n, ((PB, "PB"), (TB, "TB"), (GB, "GB"), (MB, "MB"), (KB, "kB")), "B")
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """A link's speed: `450 GB/s`."""
+    return f"{format_decimal_bytes(bytes_per_second)}/s"
+
+
+def format_flops_per_second(n: float) -> str:
+    """A chip's speed: `989 TFLOPS`."""
+    return _scaled_text(n, ((1e18, "EFLOPS"), (PFLOPS, "PFLOPS"), (TFLOPS, "TFLOPS"), (GFLOPS, "GFLOPS")), "FLOPS")
+
+
+def format_seconds(seconds: float) -> str:
+    """`3.13 µs`, `12.4 ms`, `5.21 s`, `2 min 05 s`, `3 h 20 min`, `12 d 04 h`."""
+    if not math.isfinite(seconds):
+        return _not_finite(seconds)
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
+    if seconds < 59.995:  # what three digits would print as 60.0 s is a minute
+        if seconds == 0:
+            return "0 s"
+        return _scaled_text(seconds, ((1.0, "s"), (MILLISECOND, "ms"), (MICROSECOND, "µs"), (1e-9, "ns")), "s")
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, rest = divmod(round(seconds / 60), 60)
+    if hours < 24:
+        return f"{hours} h {rest:02d} min"
+    days, rest = divmod(round(seconds / 3600), 24)
+    return f"{days:,} d {rest:02d} h"
+
+
+def format_count(n: int) -> str:
+    """A count, to the unit: `6,738,415,616`."""
+    return f"{n:,}"
+
+
+def format_short_count(n: float) -> str:
+    """A count, in three digits: `70.6 B`."""
+    return _scaled_text(n, ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")), "")
+
+
+def _scaled_text(n: float, scales: tuple[tuple[float, str], ...], unit: str) -> str:
+    """`n` in three significant digits of the largest unit that it fills once; whole below all of them."""
+    if not math.isfinite(n):
+        return _not_finite(n)
+    for i, (scale, name) in enumerate(scales):
+        if abs(n) >= scale or (i == len(scales) - 1 and 0 < scale < 1):
+            digits = _three_digits(n / scale)
+            # 999.9 MB prints as 1,000 MB, which is 1 GB; binary units print up to 1,023
+            if i and abs(float(digits.replace(",", ""))) * scale >= scales[i - 1][0]:
+                digits, name = _three_digits(n / scales[i - 1][0]), scales[i - 1][1]
+            return f"{digits} {name}"
+    return f"{n:,.0f} {unit}".rstrip()
+
+
+def _three_digits(x: float) -> str:
+    decimals = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
+    return f"{x:,.{min(decimals, 2)}f}"
+
+
+def _not_finite(n: float) -> str:
+    return "unknown" if math.isnan(n) else "infinite" if n > 0 else "-infinite"
