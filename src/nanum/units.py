@@ -1,6 +1,6 @@
 """The only place that knows 10⁹ from 2³⁰. Inside, everything is SI; people's units are read and printed here.
 
-Memory prints in GiB and says so; link speeds in GB/s; a network's line rate may be read in Gb/s, bits by its own convention.
+Memory prints in GiB and says so, link speeds in GB/s; a network's line rate may be read in Gb/s, its own convention.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _EXAMPLE: dict[Dimension, str] = {
     "ratio": "0.8 or 80 %",
     "count": "132",
 }
-_NUMBER_AND_UNIT = re.compile(r"\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?nan|[+-]?inf(?:inity)?)\s*(.*?)\s*", re.I)
+_NUMBER_AND_UNIT = re.compile(
+    r"\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?nan|[+-]?inf(?:inity)?)\s*(.*?)\s*", re.IGNORECASE
+)
 
 
 def parse(text: str, dimension: Dimension) -> float:
@@ -66,7 +68,7 @@ def parse(text: str, dimension: Dimension) -> float:
 
 
 def scaled(number: float, unit: str, dimension: Dimension, text: str = "") -> float:
-    """`number` of `unit` in the SI unit of `dimension`. Raises ValueError as `parse` does; `text` is what the user wrote."""
+    """`number` of `unit` in the SI unit of `dimension`, or ValueError as of `parse`; `text` is what the user wrote."""
     text = text or f"{number} {unit}".strip()
     if math.isnan(number):
         raise ValueError(f"'{text}' is not a number")

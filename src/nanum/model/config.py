@@ -1,4 +1,4 @@
-"""From the keys of a Hugging Face `config.json` to a `Model`: the one mapping, for shipped presets and users' files alike.
+"""From the keys of a Hugging Face `config.json` to a `Model`: one mapping, for shipped presets and users' files alike.
 
 Keys that are absent take the defaults of the `transformers` configuration class of their model type
 (`GPT2Config`, `LlamaConfig`, `MistralConfig`).
@@ -28,8 +28,9 @@ ACTIVATIONS: dict[str, Literal["silu", "gelu"]] = {
 def from_config(config: Config, name: str, *, where: str = "config.json", source: str = "") -> Model:
     """`config`, as read from a user's `config.json`, as a `Model` called `name`.
 
-    Raises `Refused` with every reason, each led by `where`: an unknown model type or key, a size that is missing, not a whole
-    number or out of range, sizes that do not fit each other, and what is not modelled (experts, sliding windows, quantization).
+    Raises `Refused` with every reason, each led by `where`: an unknown model type or key; a size that is missing, not a
+    whole number or out of range; sizes that do not fit each other; what is not modelled (experts, sliding windows,
+    quantization).
     """
     from nanum.model import schema  # brings in pydantic, which a preset need not wait for
 

@@ -1,4 +1,4 @@
-"""Models by name: the shipped presets, with the parameter counts that were published, and users' `config.json` files."""
+"""Models by name: the shipped presets, with their published parameter counts, and users' `config.json` files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any, Literal
 from nanum.errors import Refused
 from nanum.model import Model
 from nanum.model.config import from_config, trusted
+from nanum.units import MIB
 
 _FOLDER = Path(__file__).resolve().parents[1] / "data" / "models"
-_LARGEST_FILE_BYTES = 16 * 2**20  # a config.json has some kilobytes; a weights file given by mistake is not read into memory
+_LARGEST_FILE_BYTES = 16 * MIB  # a config.json has kilobytes: a weights file, given by mistake, is not read
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ def presets() -> list[Preset]:
 def load(word: str) -> Model:
     """The model that `word` names: a preset or its alias (in any case), a `config.json`, or a folder with one.
 
-    Raises `Refused` with every reason: no such preset (with the nearest names), no such file, not JSON, or a config that
-    `from_config` refuses.
+    Raises `Refused` with every reason: no such preset (with the nearest names), no such file, not JSON, or a config
+    that `from_config` refuses.
     """
     by_name = {name.lower(): preset for preset in presets() for name in (preset.name, *preset.aliases)}
     if preset := by_name.get(word.lower()):

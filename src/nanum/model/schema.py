@@ -1,7 +1,7 @@
 """The door for a user's `config.json`: which keys a model type has, what each may be, and which of them fit each other.
 
-A config carries many keys of the `transformers` base class that change neither a shape nor a cost: those are named here and
-passed over. A key that nobody knows is refused, because `num_key_value_head` would otherwise quietly make another model.
+A config carries many keys of the `transformers` base class that change neither a shape nor a cost: those are named here
+and passed over. A key that nobody knows is refused: `num_key_value_head` would otherwise quietly make another model.
 """
 
 from __future__ import annotations
@@ -96,24 +96,27 @@ _NOT_MODELLED = {
 }
 """Keys that would change the model: refused unless they are absent, null, false, 0 or empty."""
 
-_PASSED_OVER = frozenset(
-    # the base class: what it is called, which tokens are special, how it is generated from
-    "model_type architectures auto_map name_or_path transformers_version torch_dtype dtype torchscript return_dict "
-    "output_hidden_states output_attentions use_bfloat16 tf_legacy_loss chunk_size_feed_forward is_decoder "
-    "cross_attention_hidden_size tie_encoder_decoder finetuning_task id2label label2id num_labels tokenizer_class prefix "
-    "bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id task_specific_params "
-    "problem_type max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature "
-    "top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
-    "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
-    "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens use_cache "
-    "initializer_range gradient_checkpointing attn_implementation transformers.js_config unsloth_fixed unsloth_version "
-    # GPT-2: a second name of n_positions, the multiple-choice head, how scores are scaled
-    "n_ctx layer_norm_epsilon summary_type summary_use_proj summary_activation summary_proj_to_labels "
-    "summary_first_dropout scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn "
-    # Llama: the rotary table (no parameters), the order in which a matmul is cut
-    "rms_norm_eps rope_theta rope_scaling rope_parameters rope_interleaved partial_rotary_factor pretraining_tp "
-    "max_sequence_length use_sliding_window max_window_layers is_llama_config".split()
-)
+_OF_THE_BASE_CLASS = """
+    model_type architectures auto_map name_or_path transformers_version torch_dtype dtype torchscript return_dict
+    output_hidden_states output_attentions use_bfloat16 tf_legacy_loss chunk_size_feed_forward is_decoder
+    cross_attention_hidden_size tie_encoder_decoder finetuning_task id2label label2id num_labels tokenizer_class prefix
+    bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id task_specific_params
+    problem_type max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature
+    top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens use_cache
+    initializer_range gradient_checkpointing attn_implementation transformers.js_config unsloth_fixed unsloth_version
+"""
+_OF_GPT2 = """
+    n_ctx layer_norm_epsilon summary_type summary_use_proj summary_activation summary_proj_to_labels
+    summary_first_dropout scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn
+"""
+_OF_LLAMA = """
+    rms_norm_eps rope_theta rope_scaling rope_parameters rope_interleaved partial_rotary_factor pretraining_tp
+    max_sequence_length use_sliding_window max_window_layers is_llama_config
+"""
+_PASSED_OVER = frozenset((_OF_THE_BASE_CLASS + _OF_GPT2 + _OF_LLAMA).split())
+"""Keys that change no shape: what a model is called, how it is generated from, rotary tables (no parameters), epsilons."""
 
 
 def reasons(config: Mapping[str, Any]) -> list[str]:
