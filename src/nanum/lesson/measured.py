@@ -1,0 +1,77 @@
+"""Runs the lesson's measurements: `nanum.live.bench` as a process that speaks JSON, so that torch is never imported here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nanum.errors import Refused
+
+NO_DEVICE, NO_TORCH = 2, 3  # exit codes of nanum.live.bench
+MISSING_TORCH = "this part measures with PyTorch, which is not installed: pip install 'nanum[torch]'"
+
+Progress = Callable[[int, int], None]
+
+
+def torch_is_missing() -> bool:
+    """Whether torch cannot be found; a torch that is found and does not import is told by the process."""
+    return importlib.util.find_spec("torch") is None
+
+
+def bench(arguments: Sequence[str], progress: Progress) -> dict[str, Any]:
+    """Run `python -m nanum.live.bench ARGUMENTS` and read its document; `progress(done, total)` is called as it goes.
+
+    Raises:
+        Refused: there is no torch, or not the device asked for.
+        RuntimeError: the process failed, with what it said.
+    """
+    if torch_is_missing():
+        raise Refused([MISSING_TORCH])
+    said: list[str] = []
+    command = [sys.executable, "-m", "nanum.live.bench", *arguments]
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
+        process = subprocess.Popen(
+            command, stdout=answer, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace", env=_environment()
+        )
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                match line.split():
+                    case ["progress", done, total]:
+                        progress(int(done), int(total))
+                    case _:
+                        said.append(line.rstrip())
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        if code == NO_TORCH:
+            raise Refused([f"{MISSING_TORCH} ({said[-1]})" if said else MISSING_TORCH])
+        if code == NO_DEVICE:
+            raise Refused(said)
+        if code:
+            raise RuntimeError(f"nanum.live.bench {' '.join(arguments)} ended with {code}: " + "\n".join(said))
+        answer.seek(0)
+        document: dict[str, Any] = json.load(answer)
+        return document
+
+
+def device_name(device: dict[str, Any]) -> str:
+    """`cpu (AMD EPYC, 1 thread)`, `cuda (NVIDIA H100 80GB HBM3)`."""
+    threads = device["threads"]
+    return f"{device['kind']} ({device['name']}{f', {threads} thread' if threads else ''})"
+
+
+def _environment() -> dict[str, str]:
+    """The process must find the same nanum, from wherever it was imported here."""
+    found = str(Path(__file__).resolve().parents[2])
+    others = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([found, others]) if others else found}

@@ -1,0 +1,79 @@
+"""Part B: what dividing buys. A job really cut to its share and timed, and Amdahl's law over the measured shares."""
+
+from __future__ import annotations
+
+from statistics import median, quantiles
+from typing import Any
+
+from nanum.lesson.arithmetic import DIVISIONS, SERIAL_FRACTIONS, amdahl_limit, amdahl_speedup
+from nanum.lesson.measured import Progress, bench, device_name
+
+NOISE_LIMIT = 0.10
+"""Where half of one share's samples spread over more than this part of their median, differences as small as those between the
+measured and the ideal table are no longer told apart; the lesson says so."""
+
+DOUBLING_SERIAL_FRACTION, DOUBLING_FROM, DOUBLING_TO = 0.05, 16, 32
+LESSON_DOUBLING = 12.14 / 8.79  # as the lesson measured it on its own device
+
+
+def part_b(progress: Progress, *, device: str = "auto", quick: bool = False) -> dict[str, Any]:
+    """The document of part B. Raises as `measured.bench` does."""
+    arguments = ["amdahl", "--device", device, *(["--quick"] if quick else [])]
+    return from_samples(bench(arguments, progress))
+
+
+def from_samples(measured: dict[str, Any]) -> dict[str, Any]:
+    """The document of part B from what `nanum.live.bench amdahl` measured."""
+    shares = [_share(share) for share in measured["shares"]]
+    base_seconds = shares[0]["median_seconds"]
+    for share in shares:
+        share["efficiency"] = base_seconds / (share["n"] * share["median_seconds"])
+    efficiency = {share["n"]: share["efficiency"] for share in shares}
+    worst = max(shares, key=lambda share: share["spread"])
+    before, after = (
+        amdahl_speedup(DOUBLING_SERIAL_FRACTION, n, efficiency[n]) for n in (DOUBLING_FROM, DOUBLING_TO)
+    )
+    ideal_before, ideal_after = (amdahl_speedup(DOUBLING_SERIAL_FRACTION, n) for n in (DOUBLING_FROM, DOUBLING_TO))
+    return {
+        "device": device_name(measured["device"]),
+        "torch": measured["device"]["torch"],
+        "job": measured["job"],
+        "base_seconds": base_seconds,
+        "repeats": measured["repeats"],
+        "shares": shares,
+        "noise": {
+            "worst_spread": worst["spread"],
+            "at": worst["n"],
+            "limit": NOISE_LIMIT,
+            "noisy": worst["spread"] > NOISE_LIMIT,
+        },
+        "rows": [_row(fraction, efficiency) for fraction in SERIAL_FRACTIONS],
+        "ideal": [_row(fraction, dict.fromkeys(DIVISIONS, 1.0)) for fraction in SERIAL_FRACTIONS],
+        "doubling": {
+            "serial_fraction": DOUBLING_SERIAL_FRACTION,
+            "from": DOUBLING_FROM,
+            "to": DOUBLING_TO,
+            "measured": after / before,
+            "ideal": ideal_after / ideal_before,
+            "lesson": LESSON_DOUBLING,
+        },
+    }
+
+
+def _share(share: dict[str, Any]) -> dict[str, Any]:
+    seconds = share["seconds"]
+    low, middle, high = quantiles(seconds, n=4, method="inclusive")
+    return {
+        "n": share["n"],
+        "rows": share["rows"],
+        "median_seconds": median(seconds),
+        "quartile_seconds": [low, high],
+        "range_seconds": [min(seconds), max(seconds)],
+        "spread": (high - low) / middle,
+    }
+
+
+def _row(serial_fraction: float, efficiency: dict[int, float]) -> dict[str, Any]:
+    """The divisible part is the measured share; the serial part is added whole, as its fraction of the base time."""
+    speedup = {str(n): amdahl_speedup(serial_fraction, n, efficiency[n]) for n in DIVISIONS}
+    return {"serial_fraction": serial_fraction, "speedup": speedup, "limit": amdahl_limit(serial_fraction)}
