@@ -1,0 +1,5 @@
+"""`python -m nanum` is `nanum`."""
+
+from nanum.cli import main
+
+main()

@@ -1,0 +1,89 @@
+"""How a command ends: its exit code, and what is said on stderr. Only the answer goes to stdout."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import typer
+
+from nanum.errors import Refused
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GOOD, BAD_NEWS, REFUSED = 0, 1, 2
+BUG = 70  # sysexits.h EX_SOFTWARE: 1 would read as an answer
+INTERRUPTED = 128 + 2  # as a shell reports SIGINT
+BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
+
+P = ParamSpec("P")
+
+
+def ends(command: Callable[P, int]) -> Callable[P, None]:
+    """Turn what a command returns or raises into an exit code. A traceback is shown for bugs, under NANUM_DEBUG=1."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        raise typer.Exit(_exit_code(lambda: command(*args, **kwargs)))
+
+    wrapped.__annotations__["return"] = None
+    return wrapped
+
+
+def _exit_code(command: Callable[[], int]) -> int:
+    try:
+        code = command()
+        sys.stdout.flush()  # here, where a broken pipe can still be caught
+        return code
+    except Refused as refused:
+        for reason in refused.reasons:
+            print(f"nanum: {reason}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("nanum: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone (`nanum plan … | head`). Python flushes once more at exit: let it flush into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if os.environ.get("NANUM_DEBUG") == "1":
+            raise
+        print(
+            f"nanum: this is a bug in nanum: {type(error).__name__}: {error} (NANUM_DEBUG=1 shows where)",
+            file=sys.stderr,
+        )
+        return BUG
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout. Infinity and not-a-number become null."""
+    import json
+
+    print(json.dumps(_plain(document), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    """The same value made of what JSON knows; numpy's scalars and arrays answer to `tolist`."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float):
+        return value if value - value == 0.0 else None
+    if value is None or isinstance(value, str | int):
+        return value
+    return _plain(value.tolist())
+
+
+def stdout_console() -> Console:
+    """For tables: colours on a terminal only, 80 columns where the width is unknown."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False)

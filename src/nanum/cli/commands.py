@@ -1,0 +1,216 @@
+"""The commands. Each reads its words, asks one room below, and prints the answer; nothing is counted here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from nanum.cli import flags, words
+from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console
+
+EPILOG = "Example: nanum plan llama-3.1-70b 8x8xh100-sxm"
+
+app = typer.Typer(
+    name="nanum",
+    help="This model, this job, this cluster: what should I divide, and what will have to be exchanged?",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"nanum {version('nanum')}")
+        except PackageNotFoundError:
+            print("nanum (run from its source, not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@ends
+def plan(
+    ctx: typer.Context,
+    model: flags.ModelWord,
+    cluster: flags.ClusterWord,
+    seq_len: flags.SeqLen = None,
+    global_batch_size: flags.GlobalBatchSize = None,
+    precision: flags.Precision = None,
+    optimizer: flags.Optimizer = None,
+    engine: flags.Engine = None,
+    top: flags.Top = None,
+    json: flags.AsJson = False,
+) -> int:
+    """Find the best layouts, ranked by step time.
+
+    Every layout of the whole cluster is tried; what is impossible or does not fit is counted, with the reason.
+
+    \b
+    Examples:
+      nanum plan llama-3.1-70b 8x8xh100-sxm
+      nanum plan llama-3.1-8b 1x8xa100-sxm-80gb --seq-len 4096 --top 3
+      nanum plan ./my-model/config.json my-cluster.toml --engine megatron --json
+
+    Exit code: 0 where a layout fits, 1 where none does, 2 where the question cannot be asked.
+    """
+    asked, shown = words.plan_question(model, cluster, ctx.params)
+
+    from nanum.cli.progress import Progress
+    from nanum.plan import plan as search
+
+    with Progress("layouts") as progress:
+        found = search(asked.model, asked.job, asked.cluster, engine=asked.engine, top=shown, progress=progress)
+    document: dict[str, Any] = found.to_dict()
+    if json:
+        print_json(document)
+    else:
+        from nanum.report.terminal import print_plan
+
+        print_plan(document, stdout_console(), asked.defaults)
+    return GOOD if document["best"] else BAD_NEWS
+
+
+@app.command()
+@ends
+def predict(
+    ctx: typer.Context,
+    model: flags.ModelWord,
+    cluster: flags.ClusterWord,
+    seq_len: flags.SeqLen = None,
+    global_batch_size: flags.GlobalBatchSize = None,
+    precision: flags.Precision = None,
+    optimizer: flags.Optimizer = None,
+    engine: flags.Engine = None,
+    dp_replicate: flags.DpReplicate = None,
+    dp_shard: flags.DpShard = None,
+    tp: flags.Tp = None,
+    sp: flags.Sp = None,
+    pp: flags.Pp = None,
+    schedule: flags.Schedule = None,
+    zero: flags.Zero = None,
+    reshard: flags.Reshard = None,
+    recompute: flags.Recompute = None,
+    micro_batch_size: flags.MicroBatchSize = None,
+    attention: flags.Attention = None,
+    rank_order: flags.RankOrder = None,
+    cp: flags.Cp = None,
+    cp_kind: flags.CpKind = None,
+    ep: flags.Ep = None,
+    etp: flags.Etp = None,
+    virtual_stages: flags.VirtualStages = None,
+    loss: flags.Loss = None,
+    offload: flags.Offload = None,
+    compile: flags.Compile = None,
+    json: flags.AsJson = False,
+) -> int:
+    """Predict one layout: memory, exchanges, time.
+
+    \b
+    Examples:
+      nanum predict llama-3.1-8b 1x8xh100-sxm
+      nanum predict llama-3.1-70b 8x8xh100-sxm --tp 8 --pp 4 --recompute full --engine megatron
+      nanum predict gpt2 1x8xa100-sxm-40gb --dp-replicate 8 --dp-shard 1 --zero 0 --json
+
+    dp_replicate · dp_shard · cp · tp · pp must equal the cluster's GPUs. Plain data parallel is --dp-replicate N
+    --dp-shard 1.
+
+    Exit code: 0 where it fits, 1 where it does not, 2 where the question cannot be asked.
+    """
+    asked, layout = words.question_and_layout(model, cluster, ctx.params)
+
+    from nanum.predict import predict as answer
+
+    document: dict[str, Any] = answer(asked.model, asked.job, asked.cluster, layout, engine=asked.engine).to_dict()
+    if json:
+        print_json(document)
+    else:
+        from nanum.report.terminal import print_prediction
+
+        print_prediction(document, stdout_console(), asked.defaults)
+    return GOOD if document["fits"] else BAD_NEWS
+
+
+@app.command()
+@ends
+def lesson(
+    parts: Annotated[
+        list[str] | None, typer.Argument(metavar="[A] [B] [C] [D] [E]", help="Which parts. [all]", show_default=False)
+    ] = None,
+    lang: Annotated[str, typer.Option(metavar="en|ko", help="Its language.")] = "en",
+    json: flags.AsJson = False,
+) -> int:
+    """Why dividing leaves communication, in numbers.
+
+    \b
+    Examples:
+      nanum lesson
+      nanum lesson A --lang ko
+      nanum lesson C --json
+
+    A is arithmetic; the other parts measure this machine, and need the torch extra.
+    """
+    chosen = words.lesson_parts(parts or [], lang)
+
+    from nanum.lesson import run
+
+    return run(chosen, lang, json, stdout_console())
+
+
+@app.command()
+@ends
+def models(json: flags.AsJson = False) -> int:
+    """List the model presets.
+
+    \b
+    Examples:
+      nanum models
+      nanum models --json
+    """
+    from nanum.cli.listings import models_document
+
+    document = models_document()
+    if json:
+        print_json(document)
+    else:
+        from nanum.report.terminal import print_models
+
+        print_models(document, stdout_console())
+    return GOOD
+
+
+@app.command()
+@ends
+def clusters(json: flags.AsJson = False) -> int:
+    """List the cluster presets and the chips.
+
+    \b
+    Examples:
+      nanum clusters
+      nanum clusters --json
+    """
+    from nanum.cli.listings import clusters_document
+
+    document = clusters_document()
+    if json:
+        print_json(document)
+    else:
+        from nanum.report.terminal import print_clusters
+
+        print_clusters(document, stdout_console())
+    return GOOD

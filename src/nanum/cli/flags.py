@@ -1,0 +1,95 @@
+"""Every flag, stated once: its name, its help, and nothing else. All are taken as text; `words` reads them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+JOB, LAYOUT = "Job", "Layout"
+
+
+def _text(flag: str, metavar: str, help: str) -> object:
+    return typer.Option(flag, metavar=metavar, help=help, show_default=False)
+
+
+ModelWord = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A preset (`nanum models`), a config.json, or its folder.")
+]
+ClusterWord = Annotated[
+    str,
+    typer.Argument(
+        metavar="CLUSTER", help="NODESxGPUSxCHIP (8x8xh100-sxm), a preset (`nanum clusters`), or a TOML file."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
+
+SeqLen = Annotated[
+    str | None, _text("--seq-len", "N", "Tokens in a sequence. [the smaller of the model's context and 8192]")
+]
+GlobalBatchSize = Annotated[
+    str | None, _text("--global-batch-size", "N", "Sequences in a step. [4 Mi (4,194,304) tokens' worth]")
+]
+Precision = Annotated[str | None, _text("--precision", "fp32|bf16|fp16", "What the layers are computed in. [bf16]")]
+Optimizer = Annotated[str | None, _text("--optimizer", "adamw|sgd", "[adamw]")]
+Engine = Annotated[
+    str | None, _text("--engine", "torchtitan|megatron", "Whose conventions turn the layout into bytes. [torchtitan]")
+]
+
+DpReplicate = Annotated[str | None, _text("--dp-replicate", "N", "Data parallel, each holding a copy. [1]")]
+DpShard = Annotated[
+    str | None, _text("--dp-shard", "N", "Data parallel, sharded by --zero. [the GPUs that the others leave]")
+]
+Cp = Annotated[str | None, _text("--cp", "N", "Context parallel. [1; more is not modelled yet]")]
+Tp = Annotated[str | None, _text("--tp", "N", "Tensor parallel. [1]")]
+Pp = Annotated[str | None, _text("--pp", "N", "Pipeline stages. [1]")]
+Ep = Annotated[str | None, _text("--ep", "N", "Expert parallel. [1; more is not modelled yet]")]
+Etp = Annotated[str | None, _text("--etp", "N", "Tensor parallel within experts. [1; more is not modelled yet]")]
+RankOrder = Annotated[
+    str | None, _text("--rank-order", "AXES", "Mesh axes, outermost first. [pp,dp_replicate,dp_shard,cp,tp]")
+]
+Zero = Annotated[
+    str | None,
+    _text(
+        "--zero",
+        "0|1|2|3",
+        "What is sharded over dp_shard: nothing, optimizer states, gradients, weights. [the engine's own]",
+    ),
+]
+Reshard = Annotated[
+    bool | None,
+    typer.Option(
+        "--reshard/--no-reshard",
+        help="ZeRO-3: drop the gathered weights after the forward pass. [yes]",
+        show_default=False,
+    ),
+]
+Sp = Annotated[
+    bool | None,
+    typer.Option(
+        "--sp/--no-sp", help="Sequence parallel beside tensor parallel. [yes where --tp is over 1]", show_default=False
+    ),
+]
+CpKind = Annotated[str | None, _text("--cp-kind", "KIND", "How context parallel exchanges. [not modelled yet]")]
+Schedule = Annotated[str | None, _text("--schedule", "gpipe|1f1b", "Order of the pipeline's work. [1f1b]")]
+VirtualStages = Annotated[
+    str | None, _text("--virtual-stages", "N", "Stages held by one rank. [1; more is not modelled yet]")
+]
+Recompute = Annotated[
+    str | None,
+    _text("--recompute", "none|selective|full", "What is computed again in the backward pass, not kept. [none]"),
+]
+MicroBatchSize = Annotated[str | None, _text("--micro-batch-size", "N", "Sequences a rank computes at once. [1]")]
+Attention = Annotated[str | None, _text("--attention", "flash|eager", "The attention kernel. [flash]")]
+Compile = Annotated[
+    bool | None,
+    typer.Option("--compile/--no-compile", help="torch.compile. [no; yes is not modelled yet]", show_default=False),
+]
+Loss = Annotated[
+    str | None, _text("--loss", "full", "How the loss holds its logits. [full; others are not modelled yet]")
+]
+Offload = Annotated[
+    str | None, _text("--offload", "none", "What is kept in host memory. [none; others are not modelled yet]")
+]
+
+Top = Annotated[str | None, _text("--top", "N", "How many layouts to show. [10]")]

@@ -1,0 +1,34 @@
+"""What can be named: the documents of `nanum models` and `nanum clusters`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def models_document() -> dict[str, Any]:
+    """Every model preset, with its published parameter count and its main dimensions."""
+    from nanum.model.presets import presets
+
+    rows = []
+    for preset in presets():
+        model = preset.model()
+        rows.append(
+            {
+                "name": preset.name,
+                "aliases": list(preset.aliases),
+                "family": preset.family,
+                "parameters": preset.parameters,
+                "verified": preset.verified,
+                "num_hidden_layers": model.num_hidden_layers,
+                "hidden_size": model.hidden_size,
+                "vocab_size": model.vocab_size,
+                "max_position_embeddings": model.max_position_embeddings,
+                "source": preset.source,
+            }
+        )
+    return {"models": rows}
+
+
+def clusters_document() -> dict[str, Any]:
+    """Every cluster preset, and every chip that NODESxGPUSxCHIP may name."""
+    raise NotImplementedError

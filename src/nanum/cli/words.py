@@ -1,0 +1,272 @@
+"""From the user's words to the four nouns. Every reason why they cannot be read is collected, and raised at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nanum.errors import Refused
+from nanum.job import Job
+from nanum.layout import AXES, Layout, Structure
+
+if TYPE_CHECKING:
+    from nanum.cluster import Cluster
+    from nanum.model import Model
+
+Flags = Mapping[str, str | bool | None]
+"""Flags by their Python names (`seq_len`), as text; None where the user said nothing."""
+T = TypeVar("T")
+
+LARGEST = 10_000_000
+"""The largest number taken: 10^7 GPUs, sequences, or tokens in a sequence are beyond any machine or model."""
+DEFAULT_SEQ_LEN = 8192
+DEFAULT_TOKENS_PER_STEP = 4 * 2**20
+DEFAULT_TOP = 10
+DEFAULT_ZERO = {"torchtitan": 3, "megatron": 1}
+"""What an engine does when nothing is said: FSDP2's fully_shard, and Megatron's distributed optimizer."""
+LESSON_PARTS = ("A", "B", "C", "D")
+
+# The words of each choice: those modelled, then those that exist but are not modelled yet.
+CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "precision": (("bf16", "fp16", "fp32"), ("fp8",)),
+    "optimizer": (("adamw", "sgd"), ()),
+    "engine": (("torchtitan", "megatron"), ("torch", "deepspeed", "accelerate", "nanotron", "any")),
+    "zero": (("0", "1", "2", "3"), ()),
+    "schedule": (
+        ("gpipe", "1f1b"),
+        ("interleaved", "looped-bfs", "zb-h1", "zb-h2", "zbv", "dualpipe", "dualpipev"),
+    ),
+    "recompute": (("none", "selective", "full"), ()),
+    "attention": (("flash", "eager"), ()),
+    "loss": (("full",), ("chunked", "fused")),
+    "offload": (("none",), ("optimizer", "params", "activations")),
+    "cp_kind": ((), ("ring", "allgather", "ulysses")),
+    "lang": (("en", "ko"), ()),
+}
+ONLY_ONE = ("cp", "ep", "etp", "virtual_stages")  # numbers of which only 1 is modelled yet
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a cluster, whatever the layout. `defaults` says, flag by flag, what the user left to us."""
+
+    model: Model
+    job: Job
+    cluster: Cluster
+    engine: str
+    defaults: tuple[str, ...]
+
+
+@dataclass
+class Reader:
+    """Reads flags one by one; a flag that cannot be read leaves a reason and answers with its default."""
+
+    flags: Flags
+    reasons: list[str] = field(default_factory=list)
+    defaults: list[str] = field(default_factory=list)
+
+    def whole(self, name: str, default: int) -> int:
+        """A whole number from 1 to LARGEST; not recorded as a default, since 1 is what an unsaid axis means."""
+        word = self._word(name)
+        if word is None:
+            return default
+        try:
+            number = whole_number(f"{_flag(name)} {_short(word)}", word)
+        except Refused as refused:
+            self.reasons.extend(refused.reasons)
+            return default
+        if name in ONLY_ONE and number > 1:
+            self.reasons.append(f"{_flag(name)} {number} is not modelled yet: it must be 1")
+            return default
+        return number
+
+    def choice(self, name: str, default: str) -> str:
+        word = self._word(name)
+        if word is None:
+            return default
+        modelled, known = CHOICES[name]
+        if word in modelled:
+            return word
+        if word in known:
+            instead = f"choose {_either(modelled)}" if modelled else "leave it out"
+            self.reasons.append(f"{_flag(name)} {word} is not modelled yet: {instead}")
+        else:
+            self.reasons.append(f"{_flag(name)} {_short(word)}: must be {_either(modelled + known)}")
+        return default
+
+    def switch(self, name: str, default: bool) -> bool:
+        value = self.flags.get(name)
+        return value if isinstance(value, bool) else default
+
+    def said(self, name: str) -> bool:
+        return self.flags.get(name) is not None
+
+    def _word(self, name: str) -> str | None:
+        value = self.flags.get(name)
+        return value.strip() if isinstance(value, str) else None
+
+
+def whole_number(what: str, word: str, largest: int = LARGEST) -> int:
+    """Read a whole number from 1 to `largest`. Raises Refused, which calls it `what`."""
+    word = word.strip()
+    if not re.fullmatch(r"[+-]?[0-9]+", word):
+        raise Refused([f"{what} is not a whole number"])
+    if word.startswith("-") or not word.lstrip("+").strip("0"):
+        raise Refused([f"{what}: must be at least 1"])
+    if len(word.lstrip("+0")) > len(str(largest)) or int(word) > largest:
+        raise Refused([f"{what}: must be at most {largest:,}"])
+    return int(word)
+
+
+def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, int]:
+    """Read what `plan` asks: a question, and how many layouts to show. Raises Refused with every reason."""
+    reader = Reader(flags)
+    asked = _question(model_word, cluster_word, reader)
+    top = reader.whole("top", DEFAULT_TOP)
+    if asked is None or reader.reasons:
+        raise Refused(reader.reasons)
+    return asked, top
+
+
+def lesson_parts(parts: Sequence[str], lang: str) -> tuple[str, ...]:
+    """The parts of the lesson, in capitals, each once; none named is all of them. Raises Refused with every reason."""
+    reader = Reader({"lang": lang})
+    reader.choice("lang", "en")
+    reader.reasons.extend(
+        f"{_short(part)} is not a part of the lesson: it has {', '.join(LESSON_PARTS)}"
+        for part in parts
+        if part.upper() not in LESSON_PARTS
+    )
+    if reader.reasons:
+        raise Refused(reader.reasons)
+    return tuple(dict.fromkeys(part.upper() for part in parts)) or LESSON_PARTS
+
+
+def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, Layout]:
+    """Read what `predict` asks: a question and the layout that is to answer it. Raises Refused with every reason."""
+    reader = Reader(flags)
+    asked = _question(model_word, cluster_word, reader)
+    layout = _layout(reader, asked)
+    if asked is None or reader.reasons:
+        raise Refused(reader.reasons)
+    return Question(asked.model, asked.job, asked.cluster, asked.engine, tuple(reader.defaults)), layout
+
+
+def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | None:
+    from nanum.cluster import load as load_cluster
+    from nanum.model import load as load_model
+
+    model = _loaded(load_model, model_word, reader)
+    cluster = _loaded(load_cluster, cluster_word, reader)
+    engine = reader.choice("engine", "torchtitan")
+    job = _job(reader, model)
+    if model is None or cluster is None:
+        return None
+    return Question(model, job, cluster, engine, tuple(reader.defaults))
+
+
+def _loaded(load: Callable[[str], T], word: str, reader: Reader) -> T | None:
+    try:
+        return load(word)
+    except Refused as refused:
+        reader.reasons.extend(refused.reasons)
+        return None
+
+
+def _job(reader: Reader, model: Model | None) -> Job:
+    context = model.max_position_embeddings if model is not None else DEFAULT_SEQ_LEN
+    seq_len = reader.whole("seq_len", min(context, DEFAULT_SEQ_LEN))
+    if not reader.said("seq_len"):
+        reader.defaults.append(f"seq_len {seq_len}")
+    global_batch_size = reader.whole("global_batch_size", max(1, DEFAULT_TOKENS_PER_STEP // seq_len))
+    if not reader.said("global_batch_size"):
+        reader.defaults.append(f"global_batch_size {global_batch_size}")
+    chosen: dict[str, Any] = {}
+    for name, default in (("precision", "bf16"), ("optimizer", "adamw")):
+        chosen[name] = reader.choice(name, default)
+        if not reader.said(name):
+            reader.defaults.append(f"{name} {default}")
+    if not reader.said("engine"):
+        reader.defaults.append("engine torchtitan")
+    return Job(seq_len=seq_len, global_batch_size=global_batch_size, **chosen)
+
+
+def _layout(reader: Reader, asked: Question | None) -> Layout:
+    sizes = {axis: reader.whole(axis, 1) for axis in ("dp_replicate", "cp", "tp", "pp")}
+    for name in ("ep", "etp", "virtual_stages"):
+        reader.whole(name, 1)
+    for name, default in (("loss", "full"), ("offload", "none"), ("cp_kind", "")):
+        reader.choice(name, default)
+    if reader.switch("compile", False):
+        reader.reasons.append("--compile is not modelled yet: leave it out")
+    sizes["dp_shard"] = reader.whole("dp_shard", 1) if reader.said("dp_shard") else _gpus_left(reader, sizes, asked)
+    return Layout(
+        **sizes,
+        micro_batch_size=reader.whole("micro_batch_size", 1),
+        structure=_structure(reader, sizes, asked),
+        rank_order=_rank_order(reader),
+    )
+
+
+def _gpus_left(reader: Reader, sizes: Mapping[str, int], asked: Question | None) -> int:
+    """What `--dp-shard` takes when it is left out."""
+    if asked is None:
+        return 1
+    others, gpus = prod(sizes.values()), asked.cluster.gpus
+    if gpus % others:
+        product = " · ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+        reader.reasons.append(
+            f"{product} = {others} ranks, which do not divide the cluster's {gpus} GPUs and leave none for --dp-shard"
+        )
+        return 1
+    reader.defaults.append(f"dp_shard {gpus // others}")
+    return gpus // others
+
+
+def _structure(reader: Reader, sizes: Mapping[str, int], asked: Question | None) -> Structure:
+    engine = asked.engine if asked is not None else "torchtitan"
+    zero = reader.choice("zero", str(DEFAULT_ZERO[engine]))
+    if not reader.said("zero"):
+        reader.defaults.append(f"zero {zero}")
+    tensor = "none"
+    if sizes["tp"] > 1:
+        tensor = "sequence" if reader.switch("sp", True) else "tensor"
+        if not reader.said("sp"):
+            reader.defaults.append("sp on, since tp > 1")
+    elif reader.switch("sp", False):
+        reader.reasons.append("--sp needs --tp over 1: sequence parallel splits over the tensor-parallel axis")
+    if reader.said("reshard") and zero != "3":
+        reader.reasons.append(f"--reshard and --no-reshard are about ZeRO-3's gathered weights: zero is {zero}")
+    chosen: dict[str, Any] = {
+        "tensor": tensor,
+        "recompute": reader.choice("recompute", "none"),
+        "schedule": reader.choice("schedule", "1f1b"),
+        "attention": reader.choice("attention", "flash"),
+    }
+    return Structure(zero=int(zero), reshard=reader.switch("reshard", True), pipelined=sizes["pp"] > 1, **chosen)
+
+
+def _rank_order(reader: Reader) -> tuple[str, ...]:
+    word = reader.flags.get("rank_order")
+    if not isinstance(word, str):
+        return AXES
+    axes = tuple(axis.strip() for axis in word.split(","))
+    if sorted(axes) != sorted(AXES):
+        reader.reasons.append(f"--rank-order {_short(word)}: must name each of {','.join(AXES)} once, outermost first")
+        return AXES
+    return axes
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _short(word: str) -> str:
+    return repr(word) if not word or word != word.strip() else word if len(word) <= 24 else f"{word[:20]}…"
+
+
+def _either(words: tuple[str, ...]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,0 +1,336 @@
+"""Answers on a terminal. Each function prints one command's document; 80 columns suffice, and numbers are never cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nanum.report.numbers import duration, gib, gigabytes, percent, ranges, whole
+from nanum.units import format_bytes, format_flops_per_second, format_rate, format_seconds, format_short_count
+
+Document = Mapping[str, Any]
+Row = Sequence[str | Text]
+
+AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+RANKING = ("", "layout", "step", "tokens/s\na GPU", "MFU", "GiB", "bubble")
+MEMORY = ("stage", "params", "grads", "optimizer\nstates", "activations", "buffers", "peak\nallocated")
+COMMUNICATION = ("what", "calls", "payload\nGB", "wire\nGB", "time", "exposed")
+CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
+FORMATS = {  # the longer suffix first
+    "flops_per_second": format_flops_per_second,
+    "bytes_per_second": format_rate,
+    "_bytes": format_bytes,
+    "_seconds": format_seconds,
+}
+KINDS_OF_STAGE_SHOWN = 3  # of a pipeline: its first, its last, and those between are usually alike
+BAR_CELLS = 24
+
+
+def print_prediction(document: Document, console: Console, defaults: Sequence[str] = ()) -> None:
+    """Print `predict`'s document. `defaults` are the choices the user left to us, in words."""
+    _head(document, console, defaults)
+    _verdict(document, console)
+    _body(document, console)
+
+
+def print_plan(document: Document, console: Console, defaults: Sequence[str] = ()) -> None:
+    """Print `plan`'s document: the ranking, why the first is first, what was left out, and the first in full."""
+    count, best = document["count"], document["best"]
+    if best:
+        _head(best[0], console, defaults, layout=False)
+    searched = f"{whole(count['enumerated'])} layouts in {duration(document['seconds'])}"
+    _say(
+        console,
+        f"{searched}: {whole(count['impossible'])} impossible, {whole(count['too_large'])} too large for the memory, "
+        f"{whole(count['ranked'])} ranked.",
+    )
+    if best:
+        _ranking(best, console)
+    else:
+        _say(
+            console,
+            "No layout fits. More GPUs, a smaller batch or sequence, or chips with more memory are needed.",
+            "red",
+        )
+    _list(console, "Why the first", document.get("explanations", ()))
+    _list(console, "Left out", (f"{whole(one['count'])}: {one['why']}" for one in document["rejected"]))
+    if best:
+        _title(console, "The first in full")
+        _say(console, layout_words(best[0]["layout"]), "bold")
+        _verdict(best[0], console)
+        _body(best[0], console)
+
+
+def print_models(document: Document, console: Console) -> None:
+    """Print `models`' document."""
+    rows = (
+        (
+            model["name"],
+            _parameters(model),
+            *(whole(model[name]) for name in ("num_hidden_layers", "hidden_size", "max_position_embeddings")),
+        )
+        for model in document["models"]
+    )
+    _table(console, ("model", "parameters", "layers", "hidden size", "context"), rows, words=1)
+
+
+def print_clusters(document: Document, console: Console) -> None:
+    """Print `clusters`' document: presets, and the chips that NODESxGPUSxCHIP may name."""
+    for title, rows in document.items():
+        _title(console, title.capitalize())
+        for row in rows:
+            rest = " · ".join(f"{key} {_value(value)}" for key, value in row.items() if key != "name")
+            _say(console, Text.assemble((str(row["name"]), "bold"), f"  {rest}"))
+
+
+def layout_words(layout: Document) -> str:
+    """A layout in one line: the axes that divide, then what is done about memory."""
+    flat = {**layout, **layout.get("structure", {})}
+    sizes = [f"{axis} {flat[axis]}" for axis in AXES if flat.get(axis, 1) != 1] or ["one GPU"]
+    others = []
+    if (zero := flat.get("zero")) is not None:
+        kept = zero == 3 and flat.get("reshard") is False
+        others.append(f"ZeRO-{zero}{', weights kept gathered' if kept else ''}" if zero else "no ZeRO")
+    if flat.get("tensor") == "sequence" or flat.get("sp") is True:
+        others.append("sequence parallel")
+    if flat.get("pp", 1) != 1 and "schedule" in flat:
+        others.append(str(flat["schedule"]))
+    if "recompute" in flat:
+        others.append(f"recompute {flat['recompute']}")
+    if "micro_batch_size" in flat:
+        others.append(f"micro-batch {flat['micro_batch_size']}")
+    return " · ".join(sizes + others)
+
+
+def _head(document: Document, console: Console, defaults: Sequence[str], layout: bool = True) -> None:
+    model, cluster, engine = document["model"], document["cluster"], document["engine"]
+    gpus = cluster.get("gpus") or cluster["nodes"] * cluster["gpus_per_node"]
+    lines = [
+        ("model", f"{model['name']}, {whole(model['parameters'])} parameters"),
+        ("job", " · ".join(f"{key} {_value(value)}" for key, value in document["job"].items())),
+        ("cluster", f"{cluster['name']}, {whole(gpus)} GPUs"),
+        ("engine", f"{engine['name']} {engine.get('version') or ''}".strip()),
+    ]
+    if layout:
+        lines.append(("layout", layout_words(document["layout"])))
+    if defaults:
+        lines.append(("by default", " · ".join(defaults)))
+    grid = Table.grid(padding=(0, 2))
+    for name, words in lines:
+        grid.add_row(Text(name, "dim"), Text(words))
+    console.print(grid)
+    console.print()
+
+
+def _verdict(document: Document, console: Console) -> None:
+    memory, worst = document["memory"], document["memory"]["worst"]
+    needs, capacity = worst["device_bytes"], memory["capacity_bytes"]
+    where = f"on stage {worst['stage']}, at {worst['moment']}"
+    if document["fits"]:
+        _say(console, f"It fits: {gib(needs)} of {gib(capacity)} GiB, {where}.", "green")
+    else:
+        over = f"{gib(needs - capacity)} GiB too much"
+        _say(console, f"It does not fit: {gib(needs)} of {gib(capacity)} GiB, {over}, {where}.", "red")
+
+
+def _body(document: Document, console: Console) -> None:
+    _memory(document["memory"], console)
+    _communication(document["communication"], console)
+    _time(document["time"], console)
+    _throughput(document, console)
+    _assumptions(document["assumptions"], console)
+    _list(console, "Not modelled", document["unmodelled"])
+
+
+def _memory(memory: Document, console: Console) -> None:
+    _title(console, "Memory of one GPU, GiB")
+    rows = []
+    alike = groupby(memory["stages"], key=lambda stage: (stage["allocated_peak_bytes"], dict(stage["by_category"])))
+    for (peak_bytes, by_category), group in alike:
+        rows.append(
+            (
+                ranges([stage["stage"] for stage in group]),
+                *(gib(by_category.get(name)) for name in CATEGORIES),
+                gib(peak_bytes),
+            )
+        )
+    _table(console, MEMORY, rows, words=1)
+    worst = memory["worst"]
+    _say(
+        console,
+        f"stage {worst['stage']}, the worst: {gib(worst['allocated_bytes'])} allocated, {gib(worst['reserved_bytes'])} "
+        f"reserved by PyTorch, {gib(worst['context_bytes'])} for contexts and communicators: "
+        f"{gib(worst['device_bytes'])} of the device's {gib(memory['capacity_bytes'])} GiB",
+    )
+
+
+def _communication(rows: Sequence[Document], console: Console) -> None:
+    _title(console, "Communication of one GPU in one step")
+    if not rows:
+        _say(console, "none")
+        return
+    by_stage: dict[int, list[Document]] = {}
+    for row in rows:
+        by_stage.setdefault(row["stage"], []).append(row)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for stage, its_rows in by_stage.items():
+        alike.setdefault(tuple(_what_is_sent(row) for row in its_rows), []).append(stage)
+    for stages in list(alike.values())[:KINDS_OF_STAGE_SHOWN]:
+        slowest = max(stages, key=lambda stage: sum(row["exposed_seconds"] or 0.0 for row in by_stage[stage]))
+        if len(by_stage) > 1:
+            whose = f"; times are of stage {slowest}, which waits longest" if len(stages) > 1 else ""
+            _say(console, f"stage {ranges(stages)}{whose}", "italic")
+        _table(console, COMMUNICATION, [_communication_row(row) for row in by_stage[slowest]], words=1)
+    if len(alike) > KINDS_OF_STAGE_SHOWN:
+        _say(console, f"{len(alike) - KINDS_OF_STAGE_SHOWN} more kinds of stage: --json has every one", "dim")
+
+
+def _communication_row(row: Document) -> Row:
+    return (
+        f"{row['kind']} of {row['what']}, {row['dtype']}, {row['phase']}\n"
+        f"  {row['axis']}, {row['group_size']} ranks, {row['link']}",
+        whole(row["calls"]),
+        gigabytes(row["payload_bytes"]),
+        gigabytes(row["wire_bytes"]),
+        duration(row["seconds"]),
+        duration(row["exposed_seconds"]),
+    )
+
+
+def _what_is_sent(row: Document) -> tuple[Any, ...]:
+    """A row without its stage and its times: stages that agree in this are shown once."""
+    return tuple(value for key, value in row.items() if key not in ("stage", "seconds", "exposed_seconds"))
+
+
+def _time(time: Document, console: Console) -> None:
+    _title(console, "Time of one step")
+    step_seconds = time["step_seconds"]
+    parts = {
+        "compute": time["compute_seconds"],
+        "exposed communication": time["exposed_communication_seconds"],
+        "pipeline bubble": time["bubble_seconds"],
+        "optimizer": time["optimizer_seconds"],
+    }
+    rows: list[Row] = []
+    for name, seconds in parts.items():
+        share = (seconds or 0.0) / step_seconds if step_seconds else 0.0
+        rows.append((name, duration(seconds), percent(share), Text("█" * round(BAR_CELLS * min(share, 1.0)), "cyan")))
+    low, high = time["step_seconds_low"], time["step_seconds_high"]
+    span = f"between {duration(low)} and {duration(high)}"
+    rows.append((Text("step", "bold"), Text(duration(step_seconds), "bold"), "", span))
+    _table(console, None, rows, words=1, last_is_words=True)
+
+
+def _throughput(document: Document, console: Console) -> None:
+    throughput, time = document["throughput"], document["time"]
+    peak = throughput["peak_flops_per_second"]
+    precision = document["job"].get("precision", "")
+    _say(
+        console,
+        f"{whole(throughput['tokens_per_second'])} tokens/s, {whole(throughput['tokens_per_second_per_gpu'])} a GPU; "
+        f"MFU {percent(throughput['mfu'])}, HFU {percent(throughput['hfu'])} of "
+        f"{'?' if peak is None else format_flops_per_second(peak)} a GPU ({precision} dense, attention causal)",
+    )
+    if (serial := time.get("serial_fraction")) is not None:
+        _say(console, f"serial fraction {serial:.4f} (Karp-Flatt, against one GPU)")
+
+
+def _assumptions(assumptions: Iterable[Document], console: Console) -> None:
+    rows = [
+        (str(one["tag"]).upper(), f"{one['what']}: {_quantity(one['what'], one['value'])}", str(one["source"]))
+        for one in assumptions
+    ]
+    if rows:
+        _title(console, "What this rests on")
+        grid = Table.grid(padding=(0, 2))
+        for tag, what, source in sorted(rows):
+            grid.add_row(Text(tag, "dim"), Text(what), Text(source, "dim"))
+        console.print(grid)
+
+
+def _ranking(best: Sequence[Document], console: Console) -> None:
+    rows = []
+    for place, one in enumerate(best, start=1):
+        time, throughput = one["time"], one["throughput"]
+        rows.append(
+            (
+                str(place),
+                layout_words(one["layout"]),
+                duration(time["step_seconds"]),
+                whole(throughput["tokens_per_second_per_gpu"]),
+                percent(throughput["mfu"]),
+                gib(one["memory"]["worst"]["device_bytes"]),
+                percent(time["bubble_fraction"]),
+            )
+        )
+    _table(console, RANKING, rows, words=2)
+
+
+def _table(
+    console: Console, headings: Row | None, rows: Iterable[Row], words: int, last_is_words: bool = False
+) -> None:
+    """The first `words` columns are words, which wrap; the others are numbers, which do not."""
+    all_rows = list(rows)
+    table = Table(
+        box=box.SIMPLE_HEAD, show_header=headings is not None, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0)
+    )
+    for i in range(len(all_rows[0]) if all_rows else len(headings or ())):
+        is_words = i < words or (last_is_words and i == len(all_rows[0]) - 1)
+        heading = headings[i] if headings else ""
+        if is_words:
+            table.add_column(heading, overflow="fold")
+        else:
+            widest = max((len(row[i]) for row in all_rows), default=0)
+            table.add_column(heading, justify="right", min_width=widest, overflow="fold")
+    for row in all_rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    console.print(table)
+
+
+def _title(console: Console, words: str) -> None:
+    console.print()
+    console.print(Text(words, "bold"))
+
+
+def _say(console: Console, words: str | Text, style: str = "") -> None:
+    console.print(words if isinstance(words, Text) else Text(words, style))
+
+
+def _list(console: Console, title: str, lines: Iterable[str]) -> None:
+    all_lines = list(lines)
+    if not all_lines:
+        return
+    _title(console, title)
+    grid = Table.grid(padding=(0, 1))
+    for line in all_lines:
+        grid.add_row(Text("-"), Text(line))
+    console.print(grid)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _quantity(name: str, value: Any) -> str:
+    """A value by its name's suffix, which says its unit throughout this package."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for suffix, text in FORMATS.items():
+            if name.endswith(suffix):
+                return text(value)
+    return _value(value)
+
+
+def _parameters(model: Document) -> str:
+    count = model["parameters"]
+    about = "" if model["verified"] == "exact" else "about "
+    return f"{about}{whole(count)} ({format_short_count(count)})"
