@@ -1,0 +1,302 @@
+"""Seconds of one kernel or one exchange on a cluster. Sizes are ints, or arrays over many layouts of one structure.
+
+A matmul is a roofline whose rate depends on its shape; anything else is bound by memory, save attention; no kernel is
+shorter than a launch. An exchange pays a latency for each hop and its bytes at the bandwidth of the link, inside the
+node, between nodes, or both. The coefficients are in `data/measured/cost.toml`, each with its source.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from nanum.cluster import Cluster, Link
+from nanum.cluster import Quantity as Stated
+from nanum.collectives import ring_steps, wire_bytes
+from nanum.layout import Layout
+from nanum.program import Collective, Compute, Quantity
+
+TILE_AREA = 128 * 256  # the output tile that `matmul.tile` was fitted with
+
+NEIGHBOUR = ("send", "permute")
+"""Kinds that go from one rank to the next, over one link; of a group on several nodes, some rank's next is elsewhere."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What chips of one kind reach: `matmul` is typical over best, attention is causal FLOPs over the peak."""
+
+    name: str
+    chips: tuple[str, ...]
+    matmul: Stated
+    attention_forward: Stated
+    attention_backward: Stated
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The numbers of `data/measured/cost.toml`."""
+
+    matmul_depth: Stated
+    matmul_tile: Stated
+    matmul_sustained: Stated
+    matmul_best_fraction: Stated
+    attention_sustained: Stated
+    memory_efficiency: Stated
+    launch_seconds: Stated
+    families: tuple[Family, ...]
+
+    def family(self, chip: str) -> Family:
+        """The family that lists this chip, or the first where none does."""
+        return next((family for family in self.families if chip in family.chips), self.families[0])
+
+
+@cache
+def coefficients() -> Coefficients:
+    """The coefficients that the package ships."""
+    table: dict[str, Any] = tomllib.loads((files("nanum") / "data/measured/cost.toml").read_text("utf-8"))
+    families = tuple(
+        Family(
+            name=entry["name"],
+            chips=tuple(entry["chips"]),
+            matmul=Stated(**entry["matmul"]),
+            attention_forward=Stated(**entry["attention_forward"]),
+            attention_backward=Stated(**entry["attention_backward"]),
+        )
+        for entry in table["family"]
+    )
+    return Coefficients(
+        matmul_depth=Stated(**table["matmul"]["depth"]),
+        matmul_tile=Stated(**table["matmul"]["tile"]),
+        matmul_sustained=Stated(**table["matmul"]["sustained"]),
+        matmul_best_fraction=Stated(**table["matmul"]["best_fraction"]),
+        attention_sustained=Stated(**table["attention"]["sustained"]),
+        memory_efficiency=Stated(**table["memory"]["efficiency"]),
+        launch_seconds=Stated(**table["launch"]["seconds"]),
+        families=families,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where a group sits: on `nodes` nodes, `members` of its ranks on each."""
+
+    members: Quantity
+    nodes: Quantity
+
+
+def place(runs: Sequence[tuple[Quantity, Quantity]], gpus_per_node: int, world: Quantity) -> Placement:
+    """Where the ranks 0 + sum of i * stride sit, for `runs` of (stride, size), outermost first.
+
+    `members` counts exactly those that share a node with rank 0, whose node is never less full than another. A stride
+    is at least the extent of the runs inside it, so offsets grow in the order of their coordinates, and the count is
+    read off digit by digit. `nodes` is what a group spans if every node holds that many. Where groups fit a node but do
+    not tile it, one of them straddles two; the slowest sets the pace, so all are taken to have one rank on each side.
+    """
+    size: Quantity = 1
+    period: Quantity = 1
+    for stride, count in runs:
+        size = size * count
+        period = np.maximum(period, stride * count * (count > 1))
+    room: Quantity = gpus_per_node - 1
+    inside, members, still = size, 0, 1  # `still` is 1 while the edge of the node cuts through the block being counted
+    for stride, count in runs:
+        inside = inside // count
+        whole = room // stride
+        members = members + still * inside * np.minimum(whole, count)
+        room, still = room - whole * stride, still * (whole < count)
+    members = members + still
+    nodes = -(-size // members)
+    straddles = (size > 1) & (nodes == 1) & (world > gpus_per_node) & (gpus_per_node % period != 0)
+    return Placement(np.where(straddles, 1, members), np.where(straddles, 2, nodes))
+
+
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """What nodes of a Program cost on a cluster, for one layout or for many at once (sizes of `layout` as arrays)."""
+
+    cluster: Cluster
+    layout: Layout
+    coefficients: Coefficients = field(default_factory=coefficients)
+    _parent: tuple[Cost, np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+    _seconds: dict[Compute | Collective, Quantity] = field(default_factory=dict, repr=False)
+    _placements: dict[tuple[str, ...], Placement] = field(default_factory=dict, repr=False)
+    _rates: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
+
+    def over(self, at: np.ndarray, size: int) -> Cost:
+        """The cost in the smaller space of a repeat's body, of `size` places, of which `at[i]` is layout i's."""
+        first = np.zeros(size, dtype=np.int64)
+        first[at[::-1]] = np.arange(len(at))[::-1]
+        return Cost(self.cluster, self.layout, self.coefficients, (self, at, first), _rates=self._rates)
+
+    # Kernels.
+
+    def compute_seconds(self, node: Compute) -> Quantity:
+        """Seconds of one kernel; 0 where it does nothing.
+
+        A matmul of m n k = flops / 2 (a batch of them counts all its tiles) takes flops / sustained * (1 + depth / k)
+        * (1 + tile * multiprocessors * TILE_AREA * 2k / flops), or its memory time if that is longer. An operator named
+        attention... without a shape counts causal FLOPs.
+
+        Raises:
+            ValueError: the chip states no rate for the node's dtype.
+        """
+        if node not in self._seconds:
+            self._seconds[node] = self._compute_seconds(node)
+        return self._seconds[node]
+
+    def _compute_seconds(self, node: Compute) -> Quantity:
+        known, chip = self.coefficients, self.cluster.chip
+        seconds = node.bytes_moved / (chip.memory_bytes_per_second.value * known.memory_efficiency.value)
+        if node.shape:
+            k = node.shape[2]
+            unfilled = 2 * known.matmul_tile.value * chip.multiprocessors.value * TILE_AREA * k
+            busy = (node.flops + unfilled) * (1 + known.matmul_depth.value / k) / self._rate(node.dtype)["matmul"]
+            seconds = np.maximum(busy, seconds)
+        elif node.name.startswith("attention"):
+            direction = "backward" if node.phase == "backward" else "forward"
+            seconds = np.maximum(node.flops / self._rate(node.dtype)[direction], seconds)
+        return np.maximum(seconds, known.launch_seconds.value) * ((node.flops > 0) | (node.bytes_moved > 0))
+
+    def _rate(self, dtype: str) -> dict[str, float]:
+        """FLOPs a second of an endless matmul and of attention forward and backward."""
+        if dtype not in self._rates:
+            known, chip = self.coefficients, self.cluster.chip
+            peak, best = chip.peak_flops_per_second.get(dtype), chip.best_flops_per_second.get(dtype)
+            if best is None and peak is None:
+                raise ValueError(f"chip {chip.name} states no FLOPs a second for {dtype}")
+            top = best.value if best else peak.value * known.matmul_best_fraction.value  # type: ignore[union-attr]
+            ceiling = peak.value if peak else top
+            family, attention = known.family(chip.name), known.attention_sustained.value
+            self._rates[dtype] = {
+                "matmul": top * family.matmul.value * known.matmul_sustained.value,
+                "forward": ceiling * family.attention_forward.value * attention,
+                "backward": ceiling * family.attention_backward.value * attention,
+            }
+        return self._rates[dtype]
+
+    # Exchanges.
+
+    def placement(self, axes: tuple[str, ...]) -> Placement:
+        """Where the groups of these mesh axes sit.
+
+        Raises:
+            ValueError: an axis is not in the rank order, or layouts that share a place in a repeat's body place a group
+                differently.
+        """
+        if axes not in self._placements:
+            self._placements[axes] = self._inherited(axes) if self._parent else self._placed(axes)
+        return self._placements[axes]
+
+    def _placed(self, axes: tuple[str, ...]) -> Placement:
+        sizes = self.layout.sizes
+        if unknown := [axis for axis in axes if axis not in sizes]:
+            raise ValueError(f"no mesh axis {', '.join(unknown)} among {', '.join(sizes)}")
+        stride: Quantity = 1
+        runs = []
+        for axis in reversed(self.layout.rank_order):
+            if axis in axes:
+                runs.append((stride, sizes[axis]))
+            stride = stride * sizes[axis]
+        return place(runs[::-1], self.cluster.gpus_per_node, stride)
+
+    def _inherited(self, axes: tuple[str, ...]) -> Placement:
+        assert self._parent is not None
+        parent, at, first = self._parent
+        members, nodes = (
+            (whole, whole if np.ndim(whole) == 0 else whole[first])
+            for whole in (parent.placement(axes).members, parent.placement(axes).nodes)
+        )
+        for whole, small in (members, nodes):
+            if np.ndim(whole) and not np.array_equal(small[at], whole):
+                raise ValueError(f"layouts that share a repeat's body place the groups of {'+'.join(axes)} differently")
+        return Placement(members[1], nodes[1])
+
+    def tier(self, axes: tuple[str, ...]) -> Quantity:
+        """1 where a group of these axes reaches beyond its node, else 0."""
+        return 1 * (self.placement(axes).nodes > 1)
+
+    def link(self, axes: tuple[str, ...]) -> Any:
+        """Name of the slowest link that a group of these axes crosses: a str, or an array of them over layouts."""
+        names = np.where(self.tier(axes), self.cluster.inter_node.name, self.cluster.intra_node.name)
+        return names if names.ndim else str(names)
+
+    def collective_seconds(self, node: Collective) -> Quantity:
+        """Seconds of all `calls` of an exchange, each of `payload_bytes`.
+
+        Alpha-beta by tier. Across nodes a ring is hierarchical: each of a node's k ranks carries 1/k of what leaves the
+        node, while the ranks of the node share theirs over the inner link; both run at once (NCCL's channels do). An
+        all-to-all sends each piece straight to its rank.
+
+        Raises:
+            ValueError: the kind or an axis is unknown.
+        """
+        if node not in self._seconds:
+            self._seconds[node] = self._collective_seconds(node)
+        return self._seconds[node]
+
+    def _collective_seconds(self, node: Collective) -> Quantity:
+        where, size, payload = self.placement(node.axes), node.group_size, node.payload_bytes
+        # Some groups are a part of their axes (the two ends of a pipeline), so the placement is cut to the group.
+        nodes = np.minimum(where.nodes, size)
+        members = np.minimum(where.members, -(-size // nodes))
+        inner, outer = self.cluster.intra_node, self.cluster.inter_node
+        hops_within, hops_between = ring_steps(node.kind, members), ring_steps(node.kind, nodes)
+        within, between = wire_bytes(node.kind, payload, members), wire_bytes(node.kind, payload, nodes)
+        if node.kind == "all_to_all":
+            within, between = payload * (members - 1) / size, payload * (size - members) / size
+        elif node.kind in NEIGHBOUR:
+            within, hops_within = within * (nodes == 1), hops_within * (nodes == 1)
+        else:
+            between = between / members
+        one_way = np.maximum(within / _bandwidth(inner), between / _bandwidth(outer))
+        latency = hops_within * inner.latency_seconds.value + hops_between * outer.latency_seconds.value
+        return (latency + one_way) * node.calls
+
+    # What it rests on.
+
+    def assumptions(self) -> list[dict[str, Any]]:
+        """Every number that costs have rested on so far: what it is, its value, how it is known (tag) and its source."""
+        known, chip = self.coefficients, self.cluster.chip
+        family = known.family(chip.name)
+        stated = [
+            (f"{chip.name} memory_bytes_per_second", chip.memory_bytes_per_second),
+            (f"{chip.name} multiprocessors", chip.multiprocessors),
+        ]
+        for dtype in self._rates:
+            best = chip.best_flops_per_second.get(dtype)
+            if dtype in chip.peak_flops_per_second:
+                stated.append((f"{chip.name} peak_flops_per_second, {dtype}", chip.peak_flops_per_second[dtype]))
+            if best:
+                stated.append((f"{chip.name} best_flops_per_second, {dtype}", best))
+            else:
+                stated.append((f"best matmul over peak, {dtype}", known.matmul_best_fraction))
+        stated += [
+            ("matmul depth, in elements of k", known.matmul_depth),
+            ("matmul tile, in tiles of each multiprocessor", known.matmul_tile),
+            ("matmul in a step over alone", known.matmul_sustained),
+            (f"matmul typical over best, {family.name} family", family.matmul),
+            (f"attention forward over peak, {family.name} family", family.attention_forward),
+            (f"attention backward over peak, {family.name} family", family.attention_backward),
+            ("attention in a step over alone", known.attention_sustained),
+            ("memory bandwidth over its peak", known.memory_efficiency),
+            ("shortest kernel, seconds", known.launch_seconds),
+        ]
+        for link in (self.cluster.intra_node, self.cluster.inter_node):
+            stated += [
+                (f"{link.name} bytes_per_second", link.bytes_per_second),
+                (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency),
+                (f"{link.name} latency_seconds", link.latency_seconds),
+            ]
+        stated += self.cluster.assumptions
+        return [{"what": what, "value": q.value, "tag": q.tag, "source": q.source} for what, q in stated]
+
+
+def _bandwidth(link: Link) -> float:
+    return link.bytes_per_second.value * link.efficiency.value
