@@ -70,6 +70,10 @@ def parse(text: str, dimension: Dimension) -> float:
 def scaled(number: float, unit: str, dimension: Dimension, text: str = "") -> float:
     """`number` of `unit` in the SI unit of `dimension`, or ValueError as of `parse`; `text` is what the user wrote."""
     text = text or f"{number} {unit}".strip()
+    try:
+        number = float(number)
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.inf if number > 0 else -math.inf
     if math.isnan(number):
         raise ValueError(f"'{text}' is not a number")
     if number < 0:
@@ -78,7 +82,7 @@ def scaled(number: float, unit: str, dimension: Dimension, text: str = "") -> fl
     if scale is None:
         said = f"has the unit '{unit}'" if unit else "has no unit"
         raise ValueError(f"'{text}' {said} (write {_EXAMPLE[dimension]})")
-    value = number * scale
+    value = number * scale if scale >= 1 else number / (1 / scale)  # 5.77 us is 5.77e-06, not 5.769999999999999e-06
     if math.isinf(value):
         raise ValueError(f"'{text}' is infinite")
     return value

@@ -1,4 +1,4 @@
-"""A cluster: chips, and links in tiers. Every number is a `Quantity`: a value, its unit, where it is from, and how it is known."""
+"""A cluster: chips, and links in tiers. Every number is a `Quantity`: a value, whence it is, and how it is known."""
 
 from __future__ import annotations
 
@@ -56,3 +56,13 @@ class Cluster:
     @property
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
+
+
+def load(word: str) -> Cluster:
+    """The cluster that `word` names: `NODESxGPUSxCHIP`, a preset, or a TOML file.
+
+    Raises `Refused` with every reason.
+    """
+    from nanum.cluster import presets  # the files are read only when a cluster is asked for
+
+    return presets.load(word)

@@ -116,7 +116,7 @@ _OF_LLAMA = """
     max_sequence_length use_sliding_window max_window_layers is_llama_config
 """
 _PASSED_OVER = frozenset((_OF_THE_BASE_CLASS + _OF_GPT2 + _OF_LLAMA).split())
-"""Keys that change no shape: what a model is called, how it is generated from, rotary tables (no parameters), epsilons."""
+"""Keys that change no shape: what a model is called, how it is generated from, rotary tables, epsilons."""
 
 
 def reasons(config: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,106 @@
+"""The door for a user's cluster file: which keys its tables have, and what each may be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from nanum.cluster.parse import LINK_KEYS, MOST_GPUS, chip_names, link_tables, quantity, unknown_chip
+from nanum.units import Dimension
+
+
+def _of(dimension: Dimension) -> AfterValidator:
+    def check(raw: Any) -> Any:
+        quantity(raw, dimension, "")
+        return raw
+
+    return AfterValidator(check)
+
+
+Whole = Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)]
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
+Flops = Annotated[Any, _of("flops_per_second")]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class LinkTable(_Table):
+    name: Name | None = None
+    bandwidth: Annotated[Any, _of("bytes_per_second")] = "1 B/s"
+    efficiency: Annotated[Any, _of("ratio")] = 1
+    latency: Annotated[Any, _of("seconds")] = "0 s"
+    group_size: Whole | None = None
+
+
+class ChipTable(_Table):
+    name: Name
+    memory: Annotated[Any, _of("bytes")]
+    memory_bandwidth: Annotated[Any, _of("bytes_per_second")]
+    multiprocessors: Annotated[Any, _of("count")]
+    peak: Annotated[dict[Dtype, Flops], Field(min_length=1)]
+    best: dict[Dtype, Flops] = Field(default_factory=dict)
+
+
+class ClusterTable(_Table):
+    name: Name | None = None
+    nodes: Whole
+    gpus_per_node: Whole
+    chip: Any
+    intra_node: LinkTable | None = None
+    inter_node: LinkTable | None = None
+
+
+def reasons(table: Mapping[str, Any], where: str) -> list[str]:
+    """Every reason why `table` is not a cluster; empty when it is one."""
+    found = list(_invalid(ClusterTable, table))
+    chip = table.get("chip")
+    if isinstance(chip, str):
+        if chip.lower() not in chip_names():
+            found.append(unknown_chip(chip))
+    elif isinstance(chip, dict):
+        found += _invalid(ChipTable, chip, "chip.")
+    elif chip is not None:
+        found.append(f"chip = {chip!r} is neither a chip's name nor a [chip] table")
+    if found:
+        return found
+    if table["nodes"] * table["gpus_per_node"] > MOST_GPUS:
+        return [f"nodes * gpus_per_node = {table['nodes'] * table['gpus_per_node']:,}, but at most {MOST_GPUS:,} GPUs"]
+    return [
+        f"{tier}.{key} is missing, and a chip of one's own brings no link"
+        for tier, link in zip(("intra_node", "inter_node"), link_tables(table), strict=True)
+        for key in LINK_KEYS
+        if link.get(key) is None
+    ]
+
+
+def _invalid(schema: type[_Table], table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    try:
+        schema.model_validate(dict(table))
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            yield _reason(schema, detail, prefix)
+
+
+def _reason(schema: type[_Table], detail: Any, prefix: str) -> str:
+    steps = [str(step) for step in detail["loc"] if step != "[key]"]
+    key = prefix + ".".join(steps)
+    kind, given = detail["type"], detail["input"]
+    if kind == "missing":
+        return f"{key} is missing"
+    if kind == "extra_forbidden":
+        owner = LinkTable if steps[0] in ("intra_node", "inter_node") and len(steps) > 1 else schema
+        close = difflib.get_close_matches(steps[-1], owner.model_fields, n=1)
+        return f"unknown key '{key}'" + (f" (did you mean {close[0]}?)" if close else "")
+    if kind == "value_error":
+        return f"{key}: {detail['ctx']['error']}"
+    if kind == "literal_error":
+        return f"{key} is none of {detail['ctx']['expected']}"
+    if kind.startswith(("int", "greater", "less")):
+        return f"{key} = {given!r} is not a whole number from 1 to {MOST_GPUS:,}"
+    return f"{key} = {given!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
