@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GOOD, BAD_NEWS, REFUSED = 0, 1, 2
-BUG = 70  # sysexits.h EX_SOFTWARE: 1 would read as an answer
+BUG, NOT_WRITTEN = 70, 74  # sysexits.h EX_SOFTWARE and EX_IOERR: 1 would read as an answer
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
+
+NARROWEST_COLUMNS = 80
 
 P = ParamSpec("P")
 
@@ -47,26 +50,32 @@ def _exit_code(command: Callable[[], int]) -> int:
         print("nanum: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone (`nanum plan … | head`). Python flushes once more at exit: let it flush into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader has gone, as in `nanum plan … | head`
         return BROKEN_PIPE
+    except OSError as error:
+        _drop_stdout()
+        print(f"nanum: {error}", file=sys.stderr)
+        return NOT_WRITTEN
     except typer.Exit:
         raise
     except Exception as error:
         if os.environ.get("NANUM_DEBUG") == "1":
             raise
-        print(
-            f"nanum: this is a bug in nanum: {type(error).__name__}: {error} (NANUM_DEBUG=1 shows where)",
-            file=sys.stderr,
-        )
+        what = f"{type(error).__name__}: {error}"
+        print(f"nanum: this is a bug in nanum: {what} (NANUM_DEBUG=1 shows where)", file=sys.stderr)
         return BUG
+
+
+def _drop_stdout() -> None:
+    """Python flushes stdout once more when it exits: let what is left in it go into nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout. Infinity and not-a-number become null."""
     import json
 
-    print(json.dumps(_plain(document), indent=2, allow_nan=False, ensure_ascii=False))
+    print(json.dumps(_plain(document), indent=2, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
@@ -83,7 +92,16 @@ def _plain(value: Any) -> Any:
 
 
 def stdout_console() -> Console:
-    """For tables: colours on a terminal only, 80 columns where the width is unknown."""
+    """For tables: colours on a terminal only; 80 columns where the width is unknown, and never fewer."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no middle dot gets a question mark
+
+    class Pipe(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with 1, which is an answer here
+            raise BrokenPipeError
+
+    console = Pipe(highlight=False)
+    console.width = max(console.width, NARROWEST_COLUMNS)
+    return console

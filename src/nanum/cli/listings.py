@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 
@@ -30,5 +31,8 @@ def models_document() -> dict[str, Any]:
 
 
 def clusters_document() -> dict[str, Any]:
-    """Every cluster preset, and every chip that NODESxGPUSxCHIP may name."""
-    raise NotImplementedError
+    """Every cluster preset, and every chip that NODESxGPUSxCHIP may name; numbers carry their sources."""
+    from nanum.cluster.presets import chips, presets
+
+    clusters = [asdict(cluster) | {"gpus": cluster.gpus, "chip": cluster.chip.name} for cluster in presets()]
+    return {"clusters": clusters, "chips": [asdict(chip) for chip in chips()]}

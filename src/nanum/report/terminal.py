@@ -12,7 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from nanum.report.numbers import duration, gib, gigabytes, percent, ranges, whole
-from nanum.units import format_bytes, format_flops_per_second, format_rate, format_seconds, format_short_count
+from nanum.units import (
+    GB,
+    TFLOPS,
+    format_bytes,
+    format_flops_per_second,
+    format_rate,
+    format_seconds,
+    format_short_count,
+)
 
 Document = Mapping[str, Any]
 Row = Sequence[str | Text]
@@ -21,6 +29,9 @@ AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 RANKING = ("", "layout", "step", "tokens/s\na GPU", "MFU", "GiB", "bubble")
 MEMORY = ("stage", "params", "grads", "optimizer\nstates", "activations", "buffers", "peak\nallocated")
 COMMUNICATION = ("what", "calls", "payload\nGB", "wire\nGB", "time", "exposed")
+MODELS = ("model", "parameters", "layers", "hidden\nsize", "context")
+CLUSTERS = ("name", "the same as", "in a node\nGB/s a GPU", "between nodes\nGB/s a GPU")
+CHIPS = ("name", "memory\nGiB", "memory\nGB/s", "16-bit dense\nTFLOPS", "fp8 dense\nTFLOPS")
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 FORMATS = {  # the longer suffix first
     "flops_per_second": format_flops_per_second,
@@ -77,16 +88,42 @@ def print_models(document: Document, console: Console) -> None:
         )
         for model in document["models"]
     )
-    _table(console, ("model", "parameters", "layers", "hidden size", "context"), rows, words=1)
+    _table(console, MODELS, rows, words=1)
 
 
 def print_clusters(document: Document, console: Console) -> None:
     """Print `clusters`' document: presets, and the chips that NODESxGPUSxCHIP may name."""
-    for title, rows in document.items():
-        _title(console, title.capitalize())
-        for row in rows:
-            rest = " · ".join(f"{key} {_value(value)}" for key, value in row.items() if key != "name")
-            _say(console, Text.assemble((str(row["name"]), "bold"), f"  {rest}"))
+    _title(console, "Clusters")
+    clusters = (
+        (
+            cluster["name"],
+            f"{cluster['nodes']}x{cluster['gpus_per_node']}x{cluster['chip']}",
+            *(_rate(cluster[tier]["bytes_per_second"]) for tier in ("intra_node", "inter_node")),
+        )
+        for cluster in document["clusters"]
+    )
+    _table(console, CLUSTERS, clusters, words=2)
+    _title(console, "Chips, to be named as NODESxGPUSxCHIP")
+    chips = (
+        (
+            chip["name"],
+            gib(chip["memory_bytes"]["value"]),
+            _rate(chip["memory_bytes_per_second"]),
+            *(_peak(chip["peak_flops_per_second"], dtypes) for dtypes in (("bf16", "fp16"), ("fp8",))),
+        )
+        for chip in document["chips"]
+    )
+    _table(console, CHIPS, chips, words=1)
+    _say(console, "Where each number is from: --json", "dim")
+
+
+def _rate(quantity: Document) -> str:
+    return whole(quantity["value"] / GB)
+
+
+def _peak(peaks: Document, dtypes: Sequence[str]) -> str:
+    """The peak of the first of `dtypes` that the chip has."""
+    return next((whole(peaks[dtype]["value"] / TFLOPS) for dtype in dtypes if dtype in peaks), "-")
 
 
 def layout_words(layout: Document) -> str:

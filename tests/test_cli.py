@@ -1,0 +1,344 @@
+"""The command as its users meet it: a process, its stdout, its stderr and its exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from conftest import Run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanum.cli import answers, words
+from nanum.errors import Refused
+
+COMMANDS = ("plan", "predict", "lesson", "models", "clusters")
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1000,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_that_names_the_command(nanum: Run, command: str) -> None:
+    done = nanum(command, "--help")
+    assert done.returncode == 0
+    assert re.search(rf"Examples:\n +nanum {command}\b", done.stdout)
+    assert "--json" in done.stdout
+
+
+def test_help_of_the_whole(nanum: Run) -> None:
+    done = nanum("--help")
+    assert done.returncode == 0
+    assert "Example: nanum plan llama-3.1-70b 8x8xh100-sxm" in done.stdout
+    assert all(re.search(rf"^  {command} ", done.stdout, re.MULTILINE) for command in COMMANDS)
+    assert "..." not in done.stdout.split("Commands:")[1]  # no command's summary is cut
+
+
+def test_version(nanum: Run) -> None:
+    assert re.fullmatch(r"nanum \S.*\n", nanum("--version").stdout)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["plan", "--help"], ["predict", "--help"]])
+def test_help_waits_for_nothing_heavy(argv: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "nanum", *argv], capture_output=True, text=True, check=True
+    )
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "nanum.cli.commands" in imported
+    assert not imported & {"numpy", "torch", "rich.console", "nanum.model.presets"}
+
+
+def reasons_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The reasons of a refusal, which must look like one: exit code 2, nothing on stdout, no traceback."""
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("nanum: ") for line in lines), done.stderr
+    return [line.removeprefix("nanum: ") for line in lines]
+
+
+NODE = "1x8xh100-sxm"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        pytest.param(["predict", "lama-3.1-8b", NODE], ["lama-3.1-8b"], id="unknown model"),
+        pytest.param(["predict", "gpt2", "1x8xh1000"], ["h1000"], id="unknown chip"),
+        pytest.param(["predict", "gpt2", "nowhere"], ["nowhere"], id="unknown cluster"),
+        pytest.param(["predict", "gpt2", NODE, "--tp", "-2"], ["--tp -2: must be at least 1"], id="negative"),
+        pytest.param(["predict", "gpt2", NODE, "--pp", "0"], ["--pp 0: must be at least 1"], id="zero"),
+        pytest.param(["predict", "gpt2", NODE, "--tp", "nan"], ["--tp nan is not a whole number"], id="NaN"),
+        pytest.param(["predict", "gpt2", NODE, "--tp", "inf"], ["--tp inf is not a whole number"], id="infinite"),
+        pytest.param(["predict", "gpt2", NODE, "--tp", "7.5"], ["--tp 7.5 is not a whole number"], id="fraction"),
+        pytest.param(["predict", "gpt2", NODE, "--tp", ""], ["--tp '' is not a whole number"], id="empty"),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--seq-len", "long"], ["--seq-len long is not a whole number"], id="text"
+        ),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--global-batch-size", "9" * 5000],
+            ["--global-batch-size 99999999999999999999…: must be at most 10,000,000"],
+            id="huge",
+        ),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--recompute", "some"],
+            ["--recompute some: must be none, selective or full"],
+            id="unknown choice",
+        ),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--schedule", "zbv", "--ep", "2", "--compile", "--cp-kind", "ring"],
+            [
+                "--schedule zbv is not modelled yet: choose gpipe or 1f1b",
+                "--ep 2 is not modelled yet: it must be 1",
+                "--compile is not modelled yet: leave it out",
+                "--cp-kind ring is not modelled yet: leave it out",
+            ],
+            id="not modelled",
+        ),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--tp", "3"],
+            ["tp 3 = 3 ranks, which do not divide the cluster's 8 GPUs and leave none for --dp-shard"],
+            id="GPUs that do not divide",
+        ),
+        pytest.param(["predict", "gpt2", NODE, "--sp"], ["--sp needs --tp over 1"], id="sequence parallel alone"),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--zero", "1", "--no-reshard"], ["--reshard and --no-reshard"], id="reshard alone"
+        ),
+        pytest.param(["predict", "gpt2", NODE, "--rank-order", "tp,pp"], ["--rank-order tp,pp"], id="rank order"),
+        pytest.param(["predict", "no/such/config.json", NODE], ["no/such/config.json"], id="missing model file"),
+        pytest.param(["predict", "gpt2", "no/such.toml"], ["no/such.toml"], id="missing cluster file"),
+        pytest.param(["plan", "gpt2", NODE, "--top", "0"], ["--top 0: must be at least 1"], id="top"),
+        pytest.param(
+            ["plan", "nobody", "nowhere", "--seq-len", "0", "--precision", "fp8", "--engine", "any", "--top", "x"],
+            ["nobody", "nowhere", "--seq-len 0", "--precision fp8", "--engine any", "--top x"],
+            id="everything",
+        ),
+        pytest.param(
+            ["predict", "nobody", "nowhere", "--tp", "7.5", "--pp", "0", "--dp-shard", "nan", "--zero", "5"],
+            ["nobody", "nowhere", "--tp 7.5", "--pp 0", "--dp-shard nan", "--zero 5"],
+            id="everything of a layout",
+        ),
+        pytest.param(["lesson", "Z", "--lang", "fr"], ["Z is not a part", "--lang fr: must be en or ko"], id="lesson"),
+    ],
+)
+def test_a_bad_question_is_refused_with_every_reason(nanum: Run, argv: list[str], expected: list[str]) -> None:
+    for form in ([], ["--json"]):
+        reasons = reasons_of(nanum(*argv, *form))
+        assert len(reasons) == len(expected)
+        assert all(sum(words in reason for reason in reasons) == 1 for words in expected), reasons
+
+
+def test_a_model_file_with_keys_it_cannot_have_is_refused_with_each(nanum: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA | {"hidden_sizes": 3, "vocab_size": -1}))
+    reasons = reasons_of(nanum("predict", str(config), NODE))
+    assert any("hidden_sizes" in reason for reason in reasons)
+    assert any("vocab_size" in reason for reason in reasons)
+
+
+def test_a_cluster_file_with_a_key_it_cannot_have_is_refused(nanum: Run, tmp_path: Path) -> None:
+    cluster = tmp_path / "mine.toml"
+    cluster.write_text('nodes = 2\ngpus_per_node = 8\nchip = "h100-sxm"\ncolour = "red"\n')
+    assert any("colour" in reason for reason in reasons_of(nanum("predict", "gpt2", str(cluster))))
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        pytest.param(
+            ["llama-3.1-8b", "1x7xh100-sxm", "--tp", "7"], ["tp=7 does not divide num_attention_heads=32"], id="heads"
+        ),
+        pytest.param(["llama-3.1-8b", NODE, "--tp", "4", "--dp-shard", "4"], ["16", "8 GPUs"], id="world size"),
+        pytest.param(["llama-3.1-8b", NODE, "--pp", "8", "--global-batch-size", "3"], ["3"], id="batch"),
+    ],
+)
+def test_an_impossible_layout_is_refused_in_the_users_words(nanum: Run, argv: list[str], expected: list[str]) -> None:
+    reasons = "\n".join(reasons_of(nanum("predict", *argv)))
+    assert all(words in reasons for words in expected), reasons
+
+
+def test_unknown_flags_and_missing_words_exit_2_without_a_traceback(nanum: Run) -> None:
+    for argv in (["predict", "gpt2", NODE, "--tpp", "8"], ["predict", "gpt2"], ["predit"], ["plan", "gpt2", NODE, "x"]):
+        done = nanum(*argv)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+        assert done.stderr
+
+
+def answer(done: subprocess.CompletedProcess[str], code: int = 0) -> dict[str, Any]:
+    assert done.returncode == code, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
+    return document
+
+
+def test_models_and_clusters_list_what_the_other_commands_take(nanum: Run) -> None:
+    models = {model["name"]: model for model in answer(nanum("models", "--json"))["models"]}
+    assert models["llama-3.1-70b"]["parameters"] == 70_553_706_496
+    clusters = answer(nanum("clusters", "--json"))
+    assert "h100-sxm" in {chip["name"] for chip in clusters["chips"]}
+    assert all(chip["memory_bytes"]["source"] for chip in clusters["chips"])
+    assert "70,553,706,496" in nanum("models").stdout
+    assert "h100-sxm" in nanum("clusters").stdout
+
+
+PREDICTION_KEYS = {
+    "": "engine model job cluster layout fits memory communication time throughput assumptions unmodelled",
+    "engine": "name version",
+    "model": "name parameters active_parameters",
+    "memory": "capacity_bytes worst stages",
+    "memory.worst": "stage moment allocated_bytes reserved_bytes device_bytes context_bytes",
+    "memory.stages": "stage allocated_peak_bytes by_category",
+    "communication": "stage axis kind phase what dtype group_size link calls payload_bytes wire_bytes seconds "
+    "exposed_seconds",
+    "time": "step_seconds step_seconds_low step_seconds_high compute_seconds exposed_communication_seconds "
+    "bubble_seconds optimizer_seconds bubble_fraction serial_fraction",
+    "throughput": "tokens_per_second tokens_per_second_per_gpu model_flops mfu hfu peak_flops_per_second",
+    "assumptions": "what value tag source",
+}
+
+
+def check_prediction(document: dict[str, Any]) -> None:
+    """The document has every key of the contract, and its figures agree with each other."""
+    for path, keys in PREDICTION_KEYS.items():
+        part: Any = document
+        for name in path.split(".") if path else []:
+            part = part[name]
+        for one in part if isinstance(part, list) else [part]:
+            assert set(keys.split()) <= set(one), path
+    memory = document["memory"]
+    assert document["fits"] == (memory["worst"]["device_bytes"] <= memory["capacity_bytes"])
+    for stage in memory["stages"]:
+        assert set(stage["by_category"]) == {"params", "grads", "optimizer_states", "activations", "buffers"}
+        assert sum(stage["by_category"].values()) == stage["allocated_peak_bytes"]
+    time_document = document["time"]
+    assert time_document["step_seconds_low"] <= time_document["step_seconds"] <= time_document["step_seconds_high"]
+    assert time_document["bubble_fraction"] == pytest.approx(
+        time_document["bubble_seconds"] / time_document["step_seconds"]
+    )
+
+
+def test_predict_answers_with_the_contracts_document(nanum: Run) -> None:
+    done = nanum("predict", "llama-3.1-8b", NODE, "--tp", "2", "--pp", "2", "--recompute", "full", "--json")
+    document = answer(done)
+    check_prediction(document)
+    assert document["engine"]["name"] == "torchtitan"
+    assert document["layout"]["dp_shard"] == 2  # what tp 2 and pp 2 leave of 8
+    assert document["job"]["seq_len"] == 8192
+    assert document["job"]["global_batch_size"] == 4 * 2**20 // 8192
+
+
+def test_predict_on_a_terminal_says_which_defaults_it_took(nanum: Run) -> None:
+    text = " ".join(nanum("predict", "llama-3.1-8b", NODE, "--recompute", "full").stdout.split())
+    assert "by default seq_len 8192 · global_batch_size 512 · precision bf16 · optimizer adamw" in text
+    assert "dp_shard 8 · zero 3" in text
+
+
+def test_what_does_not_fit_exits_1_and_is_answered_in_full(nanum: Run) -> None:
+    document = answer(nanum("predict", "llama-3.1-405b", "1x8xa100-sxm-40gb", "--json"), code=1)
+    check_prediction(document)
+    assert document["fits"] is False
+    assert "It does not fit" in nanum("predict", "llama-3.1-405b", "1x8xa100-sxm-40gb").stdout
+
+
+def test_plan_answers_with_the_contracts_document(nanum: Run) -> None:
+    document = answer(nanum("plan", "llama-3.1-8b", "2x8xh100-sxm", "--top", "3", "--json"))
+    count = document["count"]
+    assert count["enumerated"] == count["impossible"] + count["too_large"] + count["ranked"]
+    assert 1 <= len(document["best"]) <= 3
+    for one in document["best"]:
+        check_prediction(one)
+    steps = [one["time"]["step_seconds"] for one in document["best"]]
+    assert steps == sorted(steps)
+    assert all(one["why"] and one["count"] > 0 for one in document["rejected"])
+
+
+def test_a_plan_without_an_answer_exits_1(nanum: Run) -> None:
+    document = answer(nanum("plan", "llama-3.1-405b", "1x1xa100-sxm-40gb", "--json"), code=1)
+    assert document["best"] == []
+
+
+def test_the_lessons_arithmetic_needs_no_torch(nanum: Run) -> None:
+    part = answer(nanum("lesson", "A", "--json"))["A"]
+    assert part["data_parallel"]["bytes"] == 28e9
+    assert part["tensor_parallel"]["bytes"] == 4_294_967_296
+    assert part["pipeline"]["bytes"] == 67_108_864
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = [sys.executable, "-m", "nanum", "models"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == answers.BROKEN_PIPE
+
+
+def test_an_interrupted_command_exits_130_without_a_traceback() -> None:
+    # A command that reads a stdin with nothing in it waits there until it is interrupted.
+    code = "import sys; sys.argv[1:] = ['models']; import nanum.cli.listings as l; l.models_document = sys.stdin.read"
+    command = [sys.executable, "-c", f"{code}; from nanum.cli import main; print('ready', flush=True); main()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "nanum: interrupted\n")
+
+
+def test_a_bug_is_one_line_and_its_own_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @answers.ends
+    def broken() -> int:
+        raise KeyError("nothing by this name")
+
+    monkeypatch.delenv("NANUM_DEBUG", raising=False)
+    with pytest.raises(typer.Exit) as ended:
+        broken()
+    assert ended.value.exit_code == answers.BUG
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setenv("NANUM_DEBUG", "1")
+    with pytest.raises(KeyError):
+        broken()
+
+
+def test_json_has_no_infinity_and_takes_numpy(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    answers.print_json({"a": float("inf"), "b": [np.int64(3), np.float64("nan")], "c": np.arange(2), "d": True})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [3, None], "c": [0, 1], "d": True}
+
+
+@given(st.one_of(st.text(), st.integers().map(str), st.floats().map(str)))
+def test_any_text_is_a_whole_number_or_refused(word: str) -> None:
+    try:
+        number: int | None = words.whole_number("--tp", word)
+        reasons: tuple[str, ...] = ()
+    except Refused as refused:
+        number, reasons = None, refused.reasons
+    if number is None:
+        assert [reason.split()[0].rstrip(":") for reason in reasons] == ["--tp"]
+    else:
+        assert 1 <= number <= words.LARGEST
+        assert number == int(word)
