@@ -32,7 +32,7 @@ def load(word: str) -> Cluster:
     named = {path.stem: path for path in (DATA / "presets").glob("*.toml")}
     if path := named.get(word.lower()):
         return _preset(path)
-    parts = word.split("x" if "x" in word else "X", 2)
+    parts = word.replace("X", "x").split("x", 2)
     if len(parts) == 3:
         return _sized(word, *parts)
     import difflib

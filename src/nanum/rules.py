@@ -1,0 +1,204 @@
+"""What makes a layout impossible, whatever the engine; an engine adds rules of its own in the same form.
+
+A rule reads one layout or, where its sizes are arrays, many at once: `broken` uses plain operators only. A size that is
+not a whole number of at least 1 is a reason of its own, and the rules that divide by it hold their tongue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, get_args
+
+from nanum.cluster import Cluster
+from nanum.job import Job, Optimizer, Precision
+from nanum.layout import AXES, Layout, Recompute, Schedule
+from nanum.model import Model
+
+MOST_BYTES = 2**62  # byte counts are 64-bit integers; a factor of two is left for sums
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`why` names the rule where refused layouts are counted. `broken` is a bool, or an array of them where the sizes
+    that it reads are arrays (a rule that reads none answers with one bool). `say` puts it in words for one layout."""
+
+    why: str
+    broken: Callable[[Model, Job, Cluster, Layout], Any]
+    say: Callable[[Model, Job, Cluster, Layout], str]
+
+
+def broken(rules: Iterable[Rule], model: Model, job: Job, cluster: Cluster, layout: Layout) -> list[str]:
+    """Every reason why one layout is impossible; empty when it is possible."""
+    if not all(_is_whole(read(job, layout)) for read in SIZES.values()):
+        rules = SIZE_RULES  # nothing can be computed with such a size
+    return [rule.say(model, job, cluster, layout) for rule in rules if rule.broken(model, job, cluster, layout)]
+
+
+def _is_whole(size: Any) -> bool:
+    dtype = getattr(size, "dtype", None)  # of an array, or of one number out of it
+    return dtype.kind in "iu" if dtype is not None else isinstance(size, Integral) and not isinstance(size, bool)
+
+
+def _fails_to_divide(size: Any, whole: Any) -> Any:
+    """Sizes below 1 are another rule's; 1 stands in their place, so that nothing is divided by zero."""
+    positive = size >= 1
+    return (whole % (size * positive + (size < 1)) != 0) & positive & (whole >= 1)
+
+
+def _size_of_layout(name: str) -> Callable[[Job, Layout], Any]:
+    return lambda job, layout: getattr(layout, name)
+
+
+SIZES: dict[str, Callable[[Job, Layout], Any]] = {
+    **{name: _size_of_layout(name) for name in (*AXES, "micro_batch_size")},
+    "seq_len": lambda job, layout: job.seq_len,
+    "global_batch_size": lambda job, layout: job.global_batch_size,
+}
+CHOICES: dict[str, tuple[Callable[[Job, Layout], Any], tuple[Any, ...]]] = {
+    "precision": (lambda job, layout: job.precision, get_args(Precision)),
+    "optimizer": (lambda job, layout: job.optimizer, get_args(Optimizer)),
+    "zero": (lambda job, layout: layout.structure.zero, (0, 1, 2, 3)),
+    "schedule": (lambda job, layout: layout.structure.schedule, get_args(Schedule)),
+    "recompute": (lambda job, layout: layout.structure.recompute, get_args(Recompute)),
+}
+
+
+def _size_rule(name: str) -> Rule:
+    read = SIZES[name]
+
+    def is_broken(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+        size = read(job, layout)
+        return size < 1 if _is_whole(size) else True
+
+    def say(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str:
+        size = read(job, layout)
+        if not _is_whole(size):
+            return f"{name}={size} is not a whole number"
+        return f"{name}={size} is {'zero' if size == 0 else 'negative'}, and must be at least 1"
+
+    return Rule(f"{name} is not a whole number of at least 1", is_broken, say)
+
+
+def _choice_rule(name: str) -> Rule:
+    read, known = CHOICES[name]
+    return Rule(
+        f"{name} is not modelled",
+        lambda model, job, cluster, layout: read(job, layout) not in known,
+        lambda model, job, cluster, layout: (
+            f"{name}={read(job, layout)} is not modelled (known: {', '.join(str(choice) for choice in known)})"
+        ),
+    )
+
+
+def _rough_bytes(model: Model, job: Job) -> int:
+    """More than any byte count of a step: 64 bytes for each activation of the job, attention's scores among them."""
+    heads = model.attention.num_attention_heads
+    widest = max(model.hidden_size, heads * model.attention.head_dim, model.mlp.intermediate_size)
+    a_layer = 12 * widest + 3 * heads * job.seq_len
+    return 64 * int(job.tokens_per_step) * (model.num_hidden_layers * a_layer + 3 * model.vocab_size)
+
+
+SIZE_RULES = tuple(_size_rule(name) for name in SIZES)
+
+WORLD = Rule(
+    "the axes do not multiply to the GPUs of the cluster",
+    lambda model, job, cluster, layout: layout.world != cluster.gpus,
+    lambda model, job, cluster, layout: (
+        f"dp_replicate·dp_shard·cp·tp·pp = {layout.world}, but the cluster has {cluster.gpus} GPUs"
+    ),
+)
+RANK_ORDER = Rule(
+    "the rank order does not name every axis once",
+    lambda model, job, cluster, layout: sorted(layout.rank_order) != sorted(AXES),
+    lambda model, job, cluster, layout: (
+        f"rank_order={','.join(layout.rank_order)} does not name each of {', '.join(AXES)} once"
+    ),
+)
+HEADS = Rule(
+    "tp does not divide num_attention_heads",
+    lambda model, job, cluster, layout: _fails_to_divide(layout.tp, model.attention.num_attention_heads),
+    lambda model, job, cluster, layout: (
+        f"tp={layout.tp} does not divide num_attention_heads={model.attention.num_attention_heads}"
+    ),
+)
+KEY_VALUE_HEADS = Rule(
+    "tp does not divide num_key_value_heads",
+    lambda model, job, cluster, layout: (
+        _fails_to_divide(layout.tp, model.attention.num_key_value_heads)
+        & (model.attention.num_key_value_heads != model.attention.num_attention_heads)  # else said of the heads
+    ),
+    lambda model, job, cluster, layout: (
+        f"tp={layout.tp} does not divide num_key_value_heads={model.attention.num_key_value_heads} "
+        f"(of num_attention_heads={model.attention.num_attention_heads})"
+    ),
+)
+INTERMEDIATE = Rule(
+    "tp does not divide intermediate_size",
+    lambda model, job, cluster, layout: _fails_to_divide(layout.tp, model.mlp.intermediate_size),
+    lambda model, job, cluster, layout: (
+        f"tp={layout.tp} does not divide intermediate_size={model.mlp.intermediate_size}"
+    ),
+)
+SEQUENCE = Rule(
+    "tp does not divide seq_len under sequence parallel",
+    lambda model, job, cluster, layout: (
+        _fails_to_divide(layout.tp, job.seq_len) & (layout.structure.tensor == "sequence")
+    ),
+    lambda model, job, cluster, layout: (
+        f"tp={layout.tp} does not divide seq_len={job.seq_len}, under sequence parallel"
+    ),
+)
+BATCH = Rule(
+    "micro_batch_size times the data-parallel ranks does not divide global_batch_size",
+    lambda model, job, cluster, layout: _fails_to_divide(
+        layout.micro_batch_size * layout.data_ranks, job.global_batch_size
+    ),
+    lambda model, job, cluster, layout: (
+        f"micro_batch_size·dp_replicate·dp_shard = {layout.micro_batch_size}·{layout.dp_replicate}·{layout.dp_shard} "
+        f"= {layout.micro_batch_size * layout.data_ranks} does not divide global_batch_size={job.global_batch_size}"
+    ),
+)
+LAYERS = Rule(
+    "pp exceeds num_hidden_layers",
+    lambda model, job, cluster, layout: layout.pp > model.num_hidden_layers,
+    lambda model, job, cluster, layout: f"pp={layout.pp} exceeds num_hidden_layers={model.num_hidden_layers}",
+)
+CONTEXT_PARALLEL = Rule(
+    "context parallelism is not modelled yet",
+    lambda model, job, cluster, layout: layout.cp > 1,
+    lambda model, job, cluster, layout: f"cp={layout.cp}: context parallelism is not modelled yet",
+)
+POSITIONS = Rule(
+    "seq_len exceeds the rows of the learned positions",
+    lambda model, job, cluster, layout: model.position == "learned" and job.seq_len > model.max_position_embeddings,
+    lambda model, job, cluster, layout: (
+        f"seq_len={job.seq_len} exceeds max_position_embeddings={model.max_position_embeddings}, "
+        "and learned positions end there"
+    ),
+)
+TOO_LARGE_TO_COUNT = Rule(
+    "byte counts would not fit 64 bits",
+    lambda model, job, cluster, layout: _rough_bytes(model, job) > MOST_BYTES,
+    lambda model, job, cluster, layout: (
+        f"seq_len={job.seq_len} and global_batch_size={job.global_batch_size}: too large to count the bytes of a step"
+    ),
+)
+
+GENERAL = (
+    *SIZE_RULES,
+    *(_choice_rule(name) for name in CHOICES),
+    RANK_ORDER,
+    WORLD,
+    HEADS,
+    KEY_VALUE_HEADS,
+    INTERMEDIATE,
+    SEQUENCE,
+    BATCH,
+    LAYERS,
+    CONTEXT_PARALLEL,
+    POSITIONS,
+    TOO_LARGE_TO_COUNT,
+)
+"""The rules of every engine. Sequence parallel with tp = 1 breaks none: it is inactive."""

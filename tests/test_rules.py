@@ -1,0 +1,129 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanum import model
+from nanum.job import Job, default_global_batch_size, default_seq_len
+from nanum.layout import AXES, Layout, Structure
+from nanum.rules import GENERAL, broken
+
+LLAMA = model.load("llama-3.1-70b")
+GPT2 = model.load("gpt2")
+JOB = Job(seq_len=8192, global_batch_size=512)
+SEQUENCE = Structure(tensor="sequence", pipelined=True)
+GOOD = Layout(dp_shard=4, tp=8, pp=2, structure=SEQUENCE)
+
+
+def of(gpus):
+    return SimpleNamespace(gpus=gpus)
+
+
+def reasons(layout, gpus=64, job=JOB, of_model=LLAMA):
+    return broken(GENERAL, of_model, job, of(gpus), layout)
+
+
+def test_a_possible_layout_has_no_reasons():
+    assert reasons(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dp_shard": 5}, "dp_replicate·dp_shard·cp·tp·pp = 80, but the cluster has 64 GPUs"),
+        ({"tp": 7}, "tp=7 does not divide num_attention_heads=64"),
+        ({"tp": 16}, "tp=16 does not divide num_key_value_heads=8 (of num_attention_heads=64)"),
+        ({"tp": 5}, "tp=5 does not divide seq_len=8192, under sequence parallel"),
+        ({"tp": 3}, "tp=3 does not divide intermediate_size=28672"),
+        (
+            {"micro_batch_size": 3, "dp_replicate": 2},
+            "micro_batch_size·dp_replicate·dp_shard = 3·2·4 = 24 does not divide global_batch_size=512",
+        ),
+        ({"pp": 81}, "pp=81 exceeds num_hidden_layers=80"),
+        ({"cp": 2}, "cp=2: context parallelism is not modelled yet"),
+        ({"tp": 0}, "tp=0 is zero, and must be at least 1"),
+        ({"pp": -2}, "pp=-2 is negative, and must be at least 1"),
+        ({"tp": 2.5}, "tp=2.5 is not a whole number"),
+        ({"tp": float("nan")}, "tp=nan is not a whole number"),
+        ({"dp_shard": "four"}, "dp_shard=four is not a whole number"),
+        ({"tp": True}, "tp=True is not a whole number"),
+        ({"rank_order": ("pp", "tp")}, "rank_order=pp,tp does not name each of"),
+        ({"structure": Structure(zero=4)}, "zero=4 is not modelled (known: 0, 1, 2, 3)"),
+        ({"structure": Structure(schedule="zbv")}, "schedule=zbv is not modelled"),
+    ],
+)
+def test_each_rule_speaks(change, said):
+    assert any(said in reason for reason in reasons(replace(GOOD, **change)))
+
+
+def test_every_reason_at_once():
+    found = reasons(Layout(dp_shard=5, cp=2, tp=7, pp=100, micro_batch_size=0, structure=SEQUENCE))
+    assert len(found) == 7
+    found = reasons(Layout(tp="x", pp=0, cp=1.5))
+    assert len(found) == 3
+
+
+def test_heads_without_groups_are_named_once():
+    job = Job(seq_len=1024, global_batch_size=64)
+    assert reasons(Layout(tp=7), 7, job, replace(GPT2, mlp=replace(GPT2.mlp, intermediate_size=7 * 9))) == [
+        "tp=7 does not divide num_attention_heads=12"
+    ]
+
+
+def test_learned_positions_end_where_rotary_ones_do_not():
+    job = Job(seq_len=2048, global_batch_size=64)
+    assert reasons(Layout(), 1, job, GPT2) == [
+        "seq_len=2048 exceeds max_position_embeddings=1024, and learned positions end there"
+    ]
+    assert reasons(Layout(), 1, Job(seq_len=2**18, global_batch_size=64)) == []
+
+
+@pytest.mark.parametrize("job", [Job(10**12, 64), Job(8192, 10**15)])
+def test_a_job_too_large_for_64_bits(job):
+    assert any("too large to count" in reason for reason in reasons(Layout(), 1, job))
+
+
+@pytest.mark.parametrize(("job", "said"), [(Job(0, 64), "seq_len=0"), (Job(8192, -1), "global_batch_size=-1")])
+def test_a_job_of_nothing(job, said):
+    assert any(said in reason for reason in reasons(Layout(), 1, job))
+
+
+def test_sequence_parallel_is_inactive_at_tp_1():
+    assert reasons(Layout(structure=SEQUENCE), 1, Job(8191, 64)) == []
+
+
+def test_every_rule_has_a_name_of_its_own():
+    names = [rule.why for rule in GENERAL]
+    assert len(names) == len(set(names))
+
+
+SIZE = st.integers(-1, 130)
+
+
+@given(st.lists(st.fixed_dictionaries(dict.fromkeys((*AXES, "micro_batch_size"), SIZE)), min_size=1, max_size=8))
+def test_many_layouts_at_once_are_refused_as_each_alone(rows):
+    arrays = Layout(**{name: np.array([row[name] for row in rows]) for name in rows[0]}, structure=SEQUENCE)
+    for rule in GENERAL:
+        together = np.broadcast_to(rule.broken(LLAMA, JOB, of(64), arrays), len(rows))
+        alone = [bool(rule.broken(LLAMA, JOB, of(64), Layout(**row, structure=SEQUENCE))) for row in rows]
+        assert together.tolist() == alone, rule.why
+
+
+@given(st.fixed_dictionaries(dict.fromkeys((*AXES, "micro_batch_size"), SIZE)))
+def test_a_layout_without_reasons_divides_everything(row):
+    layout = Layout(**row, structure=SEQUENCE)
+    gpus = max(1, layout.world)
+    if not reasons(layout, gpus):
+        assert LLAMA.attention.num_key_value_heads % layout.tp == 0
+        assert JOB.global_batch_size % (layout.micro_batch_size * layout.data_ranks) == 0
+        assert layout.cp == 1
+
+
+def test_a_jobs_defaults():
+    assert default_seq_len(131072) == 8192
+    assert default_seq_len(1024) == 1024
+    assert default_global_batch_size(8192) == 512
+    assert default_global_batch_size(2**30) == 1
