@@ -1,8 +1,8 @@
 """The collectives, and what a ring costs in bytes and in steps. Sizes are ints, or int64 arrays over many layouts.
 
-A payload is counted by the convention of nccl-tests (doc/PERFORMANCE.md): the whole buffer of a gather or a scatter, one rank's
-buffer of everything else. A ring of n ranks cuts it into n pieces: a reduce-scatter or an all-gather passes n-1 of them on, an
-all-reduce is one after the other (Patarasuk and Yuan, 2009).
+A payload is counted by the convention of nccl-tests (doc/PERFORMANCE.md): the whole buffer of a gather or a scatter,
+one rank's buffer of everything else. A ring of n ranks cuts it into n pieces: a reduce-scatter or an all-gather passes
+n-1 of them on, an all-reduce is one after the other (Patarasuk and Yuan, 2009).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = (*PASSES, *WHOLE)
 
 
 def wire_bytes(kind: str, payload_bytes: Size, group_size: Size) -> Size:
-    """Bytes that one rank sends, rounded down where the group does not divide the payload; a group of one sends nothing.
+    """Bytes that one rank sends, rounded down where the group does not divide the payload; none in a group of one.
 
     Raises:
         ValueError: the kind is not one of `KINDS`.

@@ -113,7 +113,7 @@ def in_flight(schedule: str, pp: int, num_microbatches: int) -> tuple[int, ...]:
 @dataclass(frozen=True, eq=False)
 class _Level:
     """Actions that may run at once, as rows of the table of finish times: theirs are `start` to `stop`, those of what
-    each waits for are `before` (on its stage) and `source` (over a boundary); `duration` is its row of the durations."""
+    each waits for are `before` (its stage) and `source` (over a boundary); `duration` is its row of the durations."""
 
     start: int
     stop: int
@@ -244,8 +244,8 @@ def lower_bound(
 ) -> Seconds:
     """[n] seconds that no exact time is below; equal to it where stages are alike and sends are free.
 
-    Arguments as of `finish_times`, but `num_microbatches` may be [n], and so may `pp`: where it is given, only the first
-    `pp` rows of a layout are stages.
+    Arguments as of `finish_times`, but `num_microbatches` may be [n], and so may `pp`: where it is given, only the
+    first `pp` rows of a layout are stages.
 
     Proof. Let m be num_microbatches, s the send, and i any stage. Its first action is F(0), which came through the
     stages j < i: it starts no sooner than head = sum of F_j + s over j < i (first forwards). Its last action is B(m-1),
@@ -255,8 +255,8 @@ def lower_bound(
     (b) B(x) ends no sooner than trip = 2 s (stages after i) + sum of F_j + B_j over j >= i after F(x) starts. With w
     forwards of warm-up, the stage's order has F(x+d) after B(x), d = w + 1. Write m - 1 = q d + r. For any a <= r,
     F(0) .. F(a-1), then F(a) to B(a), F(a+d) to B(a+d), .., F(a+qd) to B(a+qd), then B(a+qd+1) .. B(m-1), follow one
-    another: a F_i + (q+1) trip + (r-a) B_i. The better of a = 0 and a = r is (q+1) trip + r max(F_i, B_i). (Where w = m,
-    d > m - 1, so q = 0 and F(x+d) is not used.) In (b) the smaller of F and first F, and of B and last B, is counted.
+    another: a F_i + (q+1) trip + (r-a) B_i. The better of a = 0 and a = r is (q+1) trip + r max(F_i, B_i). (Where
+    w = m, q = 0, and no F(x+d) is used.) In (b) the smaller of F and first F, and of B and last B, is counted.
 
     Raises:
         ValueError: the schedule is unknown.

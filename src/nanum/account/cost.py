@@ -25,7 +25,7 @@ from nanum.program import Collective, Compute, Quantity
 TILE_AREA = 128 * 256  # the output tile that `matmul.tile` was fitted with
 
 NEIGHBOUR = ("send", "permute")
-"""Kinds that go from one rank to the next, over one link; of a group on several nodes, some rank's next is elsewhere."""
+"""Kinds that go from one rank to the next, over one link; in a group on several nodes, some next rank is elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,18 @@ class Cost:
     coefficients: Coefficients = field(default_factory=coefficients)
     _parent: tuple[Cost, np.ndarray, np.ndarray] | None = field(default=None, repr=False)
     _seconds: dict[Compute | Collective, Quantity] = field(default_factory=dict, repr=False)
+    _smaller: dict[tuple[int, int], Cost] = field(default_factory=dict, repr=False)
     _placements: dict[tuple[str, ...], Placement] = field(default_factory=dict, repr=False)
     _rates: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
 
     def over(self, at: np.ndarray, size: int) -> Cost:
         """The cost in the smaller space of a repeat's body, of `size` places, of which `at[i]` is layout i's."""
-        first = np.zeros(size, dtype=np.int64)
-        first[at[::-1]] = np.arange(len(at))[::-1]
-        return Cost(self.cluster, self.layout, self.coefficients, (self, at, first), _rates=self._rates)
+        if (id(at), size) not in self._smaller:
+            first = np.zeros(size, dtype=np.int64)  # a layout at each place
+            first[at[::-1]] = np.arange(len(at))[::-1]
+            smaller = Cost(self.cluster, self.layout, self.coefficients, (self, at, first), _rates=self._rates)
+            self._smaller[id(at), size] = smaller  # keeps `at` alive, and so its id its own
+        return self._smaller[id(at), size]
 
     # Kernels.
 
@@ -228,7 +232,7 @@ class Cost:
         return names if names.ndim else str(names)
 
     def collective_seconds(self, node: Collective) -> Quantity:
-        """Seconds of all `calls` of an exchange, each of `payload_bytes`.
+        """Seconds of an exchange: `calls` that together carry `payload_bytes`.
 
         Alpha-beta by tier. Across nodes a ring is hierarchical: each of a node's k ranks carries 1/k of what leaves the
         node, while the ranks of the node share theirs over the inner link; both run at once (NCCL's channels do). An
@@ -257,12 +261,12 @@ class Cost:
             between = between / members
         one_way = np.maximum(within / _bandwidth(inner), between / _bandwidth(outer))
         latency = hops_within * inner.latency_seconds.value + hops_between * outer.latency_seconds.value
-        return (latency + one_way) * node.calls
+        return node.calls * latency + (node.calls > 0) * one_way
 
     # What it rests on.
 
     def assumptions(self) -> list[dict[str, Any]]:
-        """Every number that costs have rested on so far: what it is, its value, how it is known (tag) and its source."""
+        """Every number that costs rested on so far: what it is, its value, how it is known (tag) and its source."""
         known, chip = self.coefficients, self.cluster.chip
         family = known.family(chip.name)
         stated = [
