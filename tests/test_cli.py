@@ -104,11 +104,10 @@ NODE = "1x8xh100-sxm"
             id="unknown choice",
         ),
         pytest.param(
-            ["predict", "gpt2", NODE, "--schedule", "zbv", "--ep", "2", "--compile", "--cp-kind", "ring"],
+            ["predict", "gpt2", NODE, "--schedule", "zbv", "--ep", "2", "--cp-kind", "ring"],
             [
                 "--schedule zbv is not modelled yet: choose gpipe or 1f1b",
                 "--ep 2 is not modelled yet: it must be 1",
-                "--compile is not modelled yet: leave it out",
                 "--cp-kind ring is not modelled yet: leave it out",
             ],
             id="not modelled",
@@ -136,7 +135,6 @@ NODE = "1x8xh100-sxm"
             ["nobody", "nowhere", "--tp 7.5", "--pp 0", "--dp-shard nan", "--zero 5"],
             id="everything of a layout",
         ),
-        pytest.param(["lesson", "Z", "--lang", "fr"], ["Z is not a part", "--lang fr: must be en or ko"], id="lesson"),
     ],
 )
 def test_a_bad_question_is_refused_with_every_reason(nanum: Run, argv: list[str], expected: list[str]) -> None:
@@ -173,6 +171,14 @@ def test_a_cluster_file_with_a_key_it_cannot_have_is_refused(nanum: Run, tmp_pat
 def test_an_impossible_layout_is_refused_in_the_users_words(nanum: Run, argv: list[str], expected: list[str]) -> None:
     reasons = "\n".join(reasons_of(nanum("predict", *argv)))
     assert all(words in reasons for words in expected), reasons
+
+
+@pytest.mark.parametrize("argv", [["Z"], ["A", "--lang", "fr"], ["A", "Z", "--json"]])
+def test_the_lesson_refuses_what_it_has_not(nanum: Run, argv: list[str]) -> None:
+    done = nanum("lesson", *argv)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert "is not a" in done.stderr
 
 
 def test_unknown_flags_and_missing_words_exit_2_without_a_traceback(nanum: Run) -> None:

@@ -150,7 +150,7 @@ def predict(
 @ends
 def lesson(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[A] [B] [C] [D] [E]", help="Which parts. [all]", show_default=False)
+        list[str] | None, typer.Argument(metavar="[A] [B] [C]", help="Which parts. [all]", show_default=False)
     ] = None,
     lang: Annotated[str, typer.Option(metavar="en|ko", help="Its language.")] = "en",
     json: flags.AsJson = False,
@@ -165,11 +165,9 @@ def lesson(
 
     A is arithmetic; the other parts measure this machine, and need the torch extra.
     """
-    chosen = words.lesson_parts(parts or [], lang)
-
     from nanum.lesson import run
 
-    return run(chosen, lang, json, stdout_console())
+    return run(parts or (), lang, json, stdout_console())
 
 
 @app.command()

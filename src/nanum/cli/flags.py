@@ -83,7 +83,7 @@ MicroBatchSize = Annotated[str | None, _text("--micro-batch-size", "N", "Sequenc
 Attention = Annotated[str | None, _text("--attention", "flash|eager", "The attention kernel. [flash]")]
 Compile = Annotated[
     bool | None,
-    typer.Option("--compile/--no-compile", help="torch.compile. [no; yes is not modelled yet]", show_default=False),
+    typer.Option("--compile/--no-compile", help="torch.compile. [no]", show_default=False),
 ]
 Loss = Annotated[
     str | None, _text("--loss", "full", "How the loss holds its logits. [full; others are not modelled yet]")

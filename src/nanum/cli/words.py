@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nanum.errors import Refused
-from nanum.job import Job
+from nanum.job import Job, default_global_batch_size, default_seq_len
 from nanum.layout import AXES, Layout, Structure
 
 if TYPE_CHECKING:
@@ -22,12 +22,9 @@ T = TypeVar("T")
 
 LARGEST = 10_000_000
 """The largest number taken: 10^7 GPUs, sequences, or tokens in a sequence are beyond any machine or model."""
-DEFAULT_SEQ_LEN = 8192
-DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 DEFAULT_TOP = 10
 DEFAULT_ZERO = {"torchtitan": 3, "megatron": 1}
 """What an engine does when nothing is said: FSDP2's fully_shard, and Megatron's distributed optimizer."""
-LESSON_PARTS = ("A", "B", "C", "D")
 
 # The words of each choice: those modelled, then those that exist but are not modelled yet.
 CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -44,7 +41,6 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "loss": (("full",), ("chunked", "fused")),
     "offload": (("none",), ("optimizer", "params", "activations")),
     "cp_kind": ((), ("ring", "allgather", "ulysses")),
-    "lang": (("en", "ko"), ()),
 }
 ONLY_ONE = ("cp", "ep", "etp", "virtual_stages")  # numbers of which only 1 is modelled yet
 
@@ -131,20 +127,6 @@ def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Que
     return asked, top
 
 
-def lesson_parts(parts: Sequence[str], lang: str) -> tuple[str, ...]:
-    """The parts of the lesson, in capitals, each once; none named is all of them. Raises Refused with every reason."""
-    reader = Reader({"lang": lang})
-    reader.choice("lang", "en")
-    reader.reasons.extend(
-        f"{_short(part)} is not a part of the lesson: it has {', '.join(LESSON_PARTS)}"
-        for part in parts
-        if part.upper() not in LESSON_PARTS
-    )
-    if reader.reasons:
-        raise Refused(reader.reasons)
-    return tuple(dict.fromkeys(part.upper() for part in parts)) or LESSON_PARTS
-
-
 def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, Layout]:
     """Read what `predict` asks: a question and the layout that is to answer it. Raises Refused with every reason."""
     reader = Reader(flags)
@@ -177,11 +159,10 @@ def _loaded(load: Callable[[str], T], word: str, reader: Reader) -> T | None:
 
 
 def _job(reader: Reader, model: Model | None) -> Job:
-    context = model.max_position_embeddings if model is not None else DEFAULT_SEQ_LEN
-    seq_len = reader.whole("seq_len", min(context, DEFAULT_SEQ_LEN))
+    seq_len = reader.whole("seq_len", default_seq_len(model.max_position_embeddings) if model is not None else 1)
     if not reader.said("seq_len"):
         reader.defaults.append(f"seq_len {seq_len}")
-    global_batch_size = reader.whole("global_batch_size", max(1, DEFAULT_TOKENS_PER_STEP // seq_len))
+    global_batch_size = reader.whole("global_batch_size", default_global_batch_size(seq_len))
     if not reader.said("global_batch_size"):
         reader.defaults.append(f"global_batch_size {global_batch_size}")
     chosen: dict[str, Any] = {}
@@ -200,8 +181,6 @@ def _layout(reader: Reader, asked: Question | None) -> Layout:
         reader.whole(name, 1)
     for name, default in (("loss", "full"), ("offload", "none"), ("cp_kind", "")):
         reader.choice(name, default)
-    if reader.switch("compile", False):
-        reader.reasons.append("--compile is not modelled yet: leave it out")
     sizes["dp_shard"] = reader.whole("dp_shard", 1) if reader.said("dp_shard") else _gpus_left(reader, sizes, asked)
     return Layout(
         **sizes,
@@ -245,6 +224,7 @@ def _structure(reader: Reader, sizes: Mapping[str, int], asked: Question | None)
         "recompute": reader.choice("recompute", "none"),
         "schedule": reader.choice("schedule", "1f1b"),
         "attention": reader.choice("attention", "flash"),
+        "compile": reader.switch("compile", False),
     }
     return Structure(zero=int(zero), reshard=reader.switch("reshard", True), pipelined=sizes["pp"] > 1, **chosen)
 
