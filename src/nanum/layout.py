@@ -24,7 +24,7 @@ class Structure:
     schedule: Schedule = "1f1b"
     pipelined: bool = False  # pp > 1
     attention: Literal["flash", "eager"] = "flash"
-    loss: Literal["full"] = "full"
+    compile: bool = False
 
 
 @dataclass(frozen=True)

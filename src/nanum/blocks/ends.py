@@ -1,0 +1,66 @@
+"""The two ends of a decoder: the embedding, and the last norm with the head and the loss."""
+
+from __future__ import annotations
+
+from nanum.blocks.body import Body, Streams, emit, new_tape
+from nanum.conventions import ITEMSIZE, Conventions
+from nanum.layout import Structure
+from nanum.model import Model
+from nanum.operators.elementwise import dropout, residual
+from nanum.operators.loss import cross_entropy
+from nanum.operators.matmul import embedding, linear
+from nanum.operators.norm import norm
+from nanum.operators.tape import Tape
+from nanum.sharding import Shapes, Tensor
+
+
+def embedding_body(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Body:
+    """Token rows (and learned position rows): the residual stream's beginning."""
+    tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
+
+    def embed() -> Tensor:
+        ids = Tensor("ids", ("B", "S", "V"), splits.whole, "onehot")
+        x = embedding(tape, ids, "embedding", "V", splits.stream)
+        if model.position == "learned":
+            positions = Tensor("positions", ("B", "S", "P"), splits.stream, "onehot")
+            x = residual(tape, x, embedding(tape, positions, "positions", "P", splits.stream, split_rows=False))
+        if model.position == "rotary" and conventions.rope_in_forward:
+            rotary_tables(tape, model)
+        return dropout(tape, x, model.hidden_dropout)
+
+    return emit(tape, embed)
+
+
+def rotary_tables(tape: Tape, model: Model) -> None:
+    """Cosines and sines [S, head_dim], made in the forward pass and held until backward has passed the layers."""
+    elements = tape.shapes.dims["S"] * model.attention.head_dim
+    tables = tape.buffer("rotary_tables", 2 * elements * ITEMSIZE[tape.dtype])
+    tape.emit("rope", (), (tables,))
+    tape.then(tables, lambda: tape.frame(tables))
+
+
+def rotary_angles_bytes(model: Model, conventions: Conventions, seq_len: int) -> int:
+    """fp32 angles that the model's frame holds until its forward returns: [S, head_dim/2], the same twice over, and frequencies."""
+    if model.position != "rotary" or not conventions.rope_in_forward:
+        return 0
+    head_dim = model.attention.head_dim
+    return 4 * (seq_len * head_dim // 2 + seq_len * head_dim + head_dim // 2)
+
+
+def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Body:
+    """The last norm, the logits and the loss. Logits stay split over the vocabulary where the engine's loss is parallel."""
+    tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
+    y = Tensor("y", ("B", "S", "D"), splits.stream, tape.dtype)
+    split = {"V": tape.tp} if tape.tp else {}
+
+    def head() -> None:
+        h = norm(tape, y, "norm", model.norm)
+        vocabulary = tape.tp if conventions.loss_parallel else ()
+        logits = linear(tape, h, "head", ("V", "D"), split, ("B", "S", "V"), {**splits.whole, "V": vocabulary})
+        tape.frame(y, h)
+        tape.mark("post_forward")
+        if conventions.step_keeps_logits:
+            tape.kept = (logits,)
+        cross_entropy(tape, logits)
+
+    return emit(tape, head, x=y)

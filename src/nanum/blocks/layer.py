@@ -1,0 +1,61 @@
+"""A pre-norm decoder layer: attention and a feed-forward block, each with its residual."""
+
+from __future__ import annotations
+
+from nanum.blocks.body import Body, Streams, emit, new_tape
+from nanum.conventions import Conventions
+from nanum.layout import Structure
+from nanum.model import Model
+from nanum.operators.attention import attention
+from nanum.operators.elementwise import dropout, pointwise, residual, rotary, swiglu
+from nanum.operators.matmul import linear
+from nanum.operators.norm import norm
+from nanum.operators.tape import Tape
+from nanum.sharding import Shapes, Tensor
+
+
+def layer_body(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Body:
+    """One layer. Full recompute keeps its input alone; selective what the engine keeps."""
+    tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
+    x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
+    keeps: frozenset[str] | None | str = {"none": "all", "full": frozenset[str](), "selective": conventions.selective_keeps}[structure.recompute]
+
+    def layer() -> Tensor:
+        y = feed_forward(tape, attend(tape, x, model, splits), model, splits)
+        tape.frame(x)
+        return y
+
+    return emit(tape, layer, x=x, keeps=keeps)
+
+
+def attend(t: Tape, x: Tensor, model: Model, splits: Streams) -> Tensor:
+    """`x + W_o attention(W_q h, W_k h, W_v h)`, h the normed x. Column-parallel, then row-parallel over the heads."""
+    a, tp = model.attention, t.tp
+    h = norm(t, x, "norm1", model.norm)
+
+    def column(name: str, dim: str) -> Tensor:
+        split = {dim: tp} if tp else {}
+        return linear(t, h, name, (dim, "D"), split, ("B", "S", dim), {**splits.whole, **split}, bias=a.qkv_bias)
+
+    q, k, v = column("wq", "Q"), column("wk", "K"), column("wv", "K")
+    rotated = (rotary(t, q), rotary(t, k)) if model.position == "rotary" else (q, k)
+    core = attention(t, *rotated, v, a.dropout)
+    row = {"Q": tp} if tp else {}
+    out = linear(t, core, "wo", ("D", "Q"), row, ("B", "S", "D"), splits.stream, bias=a.output_bias)
+    t.frame(h, t.move(h, splits.whole), q, k, v, core)
+    return residual(t, x, dropout(t, out, model.hidden_dropout))
+
+
+def feed_forward(t: Tape, x: Tensor, model: Model, splits: Streams) -> Tensor:
+    """`x + W_down act(W_up h)`, or with a gate `x + W_down (act(W_gate h) * W_up h)`."""
+    mlp, tp = model.mlp, t.tp
+    split = {"F": tp} if tp else {}
+    h = norm(t, x, "norm2", model.norm)
+
+    def column(name: str) -> Tensor:
+        return linear(t, h, name, ("F", "D"), split, ("B", "S", "F"), {**splits.whole, **split}, bias=mlp.bias)
+
+    inner = swiglu(t, column) if mlp.gated else pointwise(t, mlp.activation, (column("up"),))
+    out = linear(t, inner, "down", ("D", "F"), split, ("B", "S", "D"), splits.stream, bias=mlp.bias)
+    t.frame(h, t.move(h, splits.whole), inner)
+    return residual(t, x, dropout(t, out, model.hidden_dropout))

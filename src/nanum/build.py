@@ -1,0 +1,127 @@
+"""The sole composer: a model, a job and a layout under an engine's conventions become the step of a pipeline stage.
+
+The order of division is this file: tensors are stated with their splits (blocks), tp and sp are derived from them, recompute is
+forward again, weights are gathered and reduced around the parts (parallel), and the pipeline orders micro-batches.
+Sizes are ints or arrays: the same calls serve one layout and a hundred thousand of one structure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nanum.blocks.body import Body
+from nanum.blocks.ends import embedding_body, head_body, rotary_angles_bytes
+from nanum.blocks.layer import layer_body
+from nanum.conventions import Conventions
+from nanum.engines.engine import Engine
+from nanum.job import Job
+from nanum.layout import AXES, Layout, Structure
+from nanum.model import Model
+from nanum.parallel.chain import Chain, Stage
+from nanum.parallel.flat_buffers import FlatBuffers, buffer
+from nanum.parallel.fully_shard import FullyShard
+from nanum.parallel.pipeline import DataParallel, Step, step
+from nanum.parallel.units import Unit, unit
+from nanum.sharding import Shapes
+
+BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "micro_batch_size")
+"""What a part of the model can see of a layout. Layouts that differ in nothing else share its body."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The three bodies of a model, in the space of their own shapes."""
+
+    shapes: Shapes
+    conventions: Conventions
+    embedding: Body
+    layer: Body
+    head: Body
+
+
+def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any) -> Step:
+    """One step of pipeline stage `stage` (an int, or an array beside the layout's arrays)."""
+    body_layout, at = _body_space(layout)
+    parts = emit_parts(model, job, body_layout, engine)
+    m = job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)
+    where = Stage(
+        engine.layers_of_stage(model.num_hidden_layers, layout.pp, stage), (stage == 0) * 1, (stage == layout.pp - 1) * 1, stage, layout.pp, m, at
+    )
+    tied = None
+    if model.tie_word_embeddings:
+        w = parts.embedding.weights[0]
+        tied = where.take(parts.shapes.elements(w.dims, w.split))
+    chain = Chain(
+        where,
+        parts.embedding,
+        parts.layer,
+        parts.head,
+        dtype=parts.conventions.numerics.compute_dtype,
+        layer_tp=layout.tp,
+        input_bytes=8 * layout.micro_batch_size * (job.seq_len // layout.cp),
+        frame_bytes=rotary_angles_bytes(model, parts.conventions, job.seq_len),
+        tied_elements=tied,
+    )
+    return step(chain, _data_parallel(chain, parts, layout, engine), layout.structure, parts.conventions)
+
+
+def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:
+    """Embedding, layer and head, forward and backward, with their tensors' splits stated."""
+    conventions = engine.conventions(model, job, layout.structure)
+    shapes = Shapes({a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions))
+    make = (embedding_body, layer_body, head_body)
+    return Parts(shapes, conventions, *(f(model, shapes, conventions, layout.structure) for f in make))
+
+
+def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> dict[str, Any]:
+    """Global sizes. The vocabulary is padded as the engine pads it."""
+    a = model.attention
+    multiple = conventions.vocab_multiple_per_tp * (layout.tp if conventions.vocab_multiple_per_tp > 1 else 1)
+    return {
+        "B": layout.micro_batch_size * layout.data_ranks,
+        "S": job.seq_len,
+        "D": model.hidden_size,
+        "Q": a.num_attention_heads * a.head_dim,
+        "K": a.num_key_value_heads * a.head_dim,
+        "A": a.num_attention_heads,
+        "F": model.mlp.intermediate_size,
+        "V": -(-model.vocab_size // multiple) * multiple,
+        "P": model.max_position_embeddings,
+        "head": a.head_dim,
+        "pair": 2,
+    }
+
+
+def _data_parallel(chain: Chain, parts: Parts, layout: Layout, engine: Engine) -> DataParallel:
+    s, shapes, conventions = chain.stage, parts.shapes, parts.conventions
+    if engine.data_parallel == "flat_buffers":
+        parts_of = ((parts.embedding, s.embeds), (parts.layer, 1), (parts.head, s.heads))
+        buffers = (buffer(shapes, b.weights, b.weight_grads, conventions, layout.structure.zero).times(n, s.take) for b, n in parts_of)
+        return FlatBuffers(chain, conventions, layout.structure, *buffers, data_ranks=shapes.ranks(("dp_replicate", "dp_shard", "cp")))
+
+    def of(body: Body, presence: Any) -> Unit:
+        return unit(shapes, body.weights, body.weight_grads, conventions).times(presence, s.take)
+
+    embedding, layer, head = of(parts.embedding, s.embeds), of(parts.layer, 1), of(parts.head, s.heads)
+    if conventions.units == "root":
+        embedding, head = embedding + head, head.times(0, lambda q: q)
+    return FullyShard(chain, conventions, layout.structure, embedding, layer, head)
+
+
+def _body_space(layout: Layout) -> tuple[Layout, np.ndarray | None]:
+    """The distinct layouts as a body sees them, and where each layout is among them."""
+    columns = [getattr(layout, f) for f in BODY_FIELDS]
+    if not any(isinstance(c, np.ndarray) for c in (*columns, layout.pp)):
+        return layout, None
+    table = np.stack(np.broadcast_arrays(*columns, layout.pp)[:-1], axis=-1)
+    distinct, at = np.unique(table, axis=0, return_inverse=True)
+    fields: dict[str, Any] = dict(zip(BODY_FIELDS, distinct.T, strict=True))
+    return Layout(**fields, pp=1, structure=layout.structure, rank_order=layout.rank_order), at.ravel()
+
+
+def one_device(structure: Structure | None = None) -> Layout:
+    """Everything on one device, one sequence at a time."""
+    return Layout(structure=structure or Structure(zero=0))

@@ -1,0 +1,50 @@
+"""What an engine decides beyond the rules of sharding: dtypes, kernels, buffers, and when a pending sum is carried out.
+
+An engine file fills one `Conventions`; every emitter reads it, and none asks for an engine by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "bool": 1, "onehot": 0}
+"""Bytes of one element. A one-hot operand (token ids) is never materialised."""
+
+Fused = Literal["norm", "rotary", "activation", "loss", "optimizer"]
+FUSABLE: frozenset[Fused] = frozenset({"norm", "rotary", "activation", "loss"})
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """The dtypes of a step, and the optimizer's bytes for each parameter."""
+
+    param_dtype: str  # as stored
+    compute_dtype: str  # of gathered weights and activations
+    grad_dtype: str  # in which gradients are reduced and kept
+    state_bytes: int  # optimizer states for each parameter, master weights included
+    state_bytes_per_tensor: int = 0  # PyTorch keeps a 4-byte step counter for each tensor
+
+
+@dataclass(frozen=True)
+class Conventions:
+    numerics: Numerics
+    fused: frozenset[Fused]  # operators that are one kernel; the others are PyTorch's eager kernels
+    dtensor: bool  # collectives work on dim 0, so any other dim costs a copy; an embedding's gradient is made whole
+    regather: bool  # backward gathers a sequence-parallel input again (Megatron) instead of saving it whole (DTensor)
+    tp_grads_at_once: bool  # norm weights' sums over tp: in each backward (DTensor), or once a step (Megatron)
+    loss_parallel: bool  # logits stay split over the vocabulary
+    loss_reductions: int  # all-reduces of a vocabulary-parallel loss: 3, or 2 where two are sent as one
+    recompute_stops_early: bool  # at the last tensor that backward needs (torch), or the whole forward again (Megatron)
+    selective_keeps: frozenset[str] | None  # outputs kept by selective recompute; None: all but the attention core's
+    grads_resident: bool  # gradients live in a buffer for the whole run, and matmuls add into it
+    stage_keeps_output: bool = True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)
+    step_keeps_logits: bool = False  # the caller's frame holds them until the step's end
+    rope_in_forward: bool = False  # rotary tables are made in each forward pass, and saved; otherwise they are there
+    sums_in_place: bool = False  # autograd adds a second gradient into the first
+    vocab_multiple_per_tp: int = 1  # the vocabulary is padded to a multiple of this times tp
+    units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
+    root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?
+    reduce_copies: bool = False  # gloo reduces a copy of its input
+    overlaps_data_parallel: bool = True
+    bucket_elements: int = 0  # 0: one exchange a unit

@@ -1,0 +1,33 @@
+"""Engines: the conventions that turn one layout into different bytes, each in its own file, with the version it was read at."""
+
+from __future__ import annotations
+
+from nanum.engines.engine import Engine
+from nanum.errors import Refused
+
+
+def names() -> tuple[str, ...]:
+    return ("torchtitan", "megatron", "torch")
+
+
+def load(name: str) -> Engine:
+    """The engine of that name.
+
+    Raises:
+        Refused: there is none.
+    """
+    if name == "torchtitan":
+        from nanum.engines.torchtitan import TORCHTITAN
+
+        return TORCHTITAN
+    if name == "megatron":
+        from nanum.engines.megatron import MEGATRON
+
+        return MEGATRON
+    if name == "torch":
+        from nanum.engines.torch import TORCH
+
+        return TORCH
+    if name in ("deepspeed", "accelerate", "nanotron"):
+        raise Refused([f"--engine {name} is not modelled yet; there are {', '.join(names())}"])
+    raise Refused([f"--engine {name} is unknown; there are {', '.join(names())}"])

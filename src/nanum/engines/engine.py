@@ -1,0 +1,40 @@
+"""What an engine file states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nanum.conventions import Conventions
+from nanum.job import Job
+from nanum.layout import Structure
+from nanum.model import Model
+from nanum.rules import Rule
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`layers_of_stage(num_hidden_layers, pp, stage)` is its rule for uneven stages, for ints and arrays."""
+
+    name: str
+    version: str
+    default_zero: int
+    zero_stages: tuple[int, ...]
+    data_parallel: Literal["fully_shard", "flat_buffers"]
+    conventions: Callable[[Model, Job, Structure], Conventions]
+    layers_of_stage: Callable[[int, Any, Any], Any]
+    rules: tuple[Rule, ...]
+
+    def default_reshard(self, pp: Any) -> Any:
+        """FSDP2's policy in torchtitan: reshard after forward, unless there is a pipeline."""
+        return pp == 1 if self.name == "torchtitan" else True
+
+
+def zero_rule(engine: str, stages: tuple[int, ...], why: str) -> Rule:
+    """Refuses the ZeRO stages that an engine does not have."""
+    return Rule(
+        f"{engine} has no such ZeRO stage",
+        lambda model, job, cluster, layout: layout.structure.zero not in stages,
+        lambda model, job, cluster, layout: f"zero={layout.structure.zero} is not in {engine}: {why}",
+    )

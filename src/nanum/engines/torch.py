@@ -1,0 +1,55 @@
+"""Plain PyTorch 2.13: `fully_shard` on each layer and on the root, DTensor tensor parallelism, eager kernels as its CPU build has them.
+
+The conventions that recorded PyTorch steps follow to the byte; `verify` will run them. DDP's buckets are not stated yet.
+"""
+
+from __future__ import annotations
+
+from nanum.conventions import Conventions
+from nanum.engines.engine import Engine, zero_rule
+from nanum.engines.torchtitan import fsdp_numerics, layers_of_stage
+from nanum.job import Job
+from nanum.layout import Structure
+from nanum.model import Model
+from nanum.rules import Rule
+
+
+def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
+    return Conventions(
+        numerics=fsdp_numerics(job),
+        fused=frozenset(),
+        dtensor=True,
+        regather=False,
+        tp_grads_at_once=True,
+        loss_parallel=False,
+        loss_reductions=3,
+        recompute_stops_early=True,
+        selective_keeps=frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "attention", "reduce_scatter", "all_reduce"}),
+        grads_resident=False,
+        step_keeps_logits=True,
+        rope_in_forward=True,
+        units="root",
+        root_reshards=True,
+        overlaps_data_parallel=False,
+    )
+
+
+RULES = (
+    zero_rule("torch", (0, 3), "there is no engine for ZeRO-2, and ZeroRedundancyOptimizer (ZeRO-1) is not modelled yet"),
+    Rule(
+        "torch's DDP is not modelled yet",
+        lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.data_ranks > 1),
+        lambda model, job, cluster, layout: f"zero=0 over {layout.data_ranks} data ranks is DDP, whose buckets are not modelled yet (torch); use --zero 3",
+    ),
+)
+
+TORCH = Engine(
+    name="torch",
+    version="2.13.0",
+    default_zero=0,
+    zero_stages=(3,),
+    data_parallel="fully_shard",
+    conventions=conventions,
+    layers_of_stage=layers_of_stage,
+    rules=RULES,
+)

@@ -1,0 +1,88 @@
+"""torchtitan: FSDP2 around DTensor tensor parallelism and torch.distributed.pipelining.
+
+Read at torchtitan b5bcd76 (August 2026): parallelize.py (units: embedding, each layer, norm and head), pipeline_parallel.py (layers of
+a stage), activation_checkpoint.py (selective: every second matmul, attention and reduce-scatters are kept), config/configs.py.
+Parameters are fp32 shards, gathered and computed in bf16, reduced in fp32. nn.RMSNorm is one kernel on CUDA; the rest is eager
+unless compiled. The optimizer is fused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanum.conventions import FUSABLE, Conventions, Numerics
+from nanum.engines.engine import Engine, zero_rule
+from nanum.job import Job
+from nanum.layout import Structure
+from nanum.model import Model
+from nanum.rules import Rule
+
+
+def fsdp_numerics(job: Job) -> Numerics:
+    """fp32 shards, states and reductions; computed in the job's precision. AdamW keeps two states, SGD with momentum one."""
+    return Numerics("fp32", job.precision, "fp32", {"adamw": 8, "sgd": 4}[job.optimizer], {"adamw": 4, "sgd": 0}[job.optimizer])
+
+
+def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
+    kept = {"wq", "wv", "attention", "reduce_scatter"} | ({"gate", "down"} if model.mlp.gated else {"up"})
+    return Conventions(
+        numerics=fsdp_numerics(job),
+        fused=FUSABLE | {"optimizer"} if structure.compile else frozenset({"norm", "optimizer"}),
+        dtensor=True,
+        regather=False,
+        tp_grads_at_once=True,
+        loss_parallel=True,
+        loss_reductions=3,
+        recompute_stops_early=True,
+        selective_keeps=frozenset(kept),
+        grads_resident=False,
+        units="root" if model.tie_word_embeddings else "ends",
+        root_reshards=False,
+    )
+
+
+def layers_of_stage(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
+    """The embedding and the head weigh one layer each; what does not divide goes to the first stages."""
+    weighed = num_hidden_layers + 2
+    share = weighed // pp + (stage < weighed % pp)
+    return where_pipelined(pp, share - (stage == 0) - (stage == pp - 1), num_hidden_layers)
+
+
+def where_pipelined(pp: Any, uneven: Any, whole: int) -> Any:
+    """`uneven` over stages, and all layers where there is but one."""
+    return uneven * (pp > 1) + whole * (pp == 1)
+
+
+RULES = (
+    zero_rule("torchtitan", (0, 3), "FSDP2 is ZeRO-3 (--zero 3, with --reshard or --no-reshard), and --dp-shard 1 is plain data parallel"),
+    Rule(
+        "zero 0 with dp_shard > 1",
+        lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.dp_shard * layout.cp > 1),
+        lambda model, job, cluster, layout: f"zero=0 shards nothing, but dp_shard={layout.dp_shard}: use dp_replicate (torchtitan)",
+    ),
+    Rule(
+        "torchtitan does not tie embeddings across a pipeline",
+        lambda model, job, cluster, layout: (layout.pp > 1) & model.tie_word_embeddings,
+        lambda model, job, cluster, layout: f"{model.name} ties its embeddings, which torchtitan refuses with pp={layout.pp}",
+    ),
+    Rule(
+        "1F1B needs as many micro-batches as stages (torch)",
+        lambda model, job, cluster, layout: job.global_batch_size // (layout.micro_batch_size * layout.data_ranks) < layout.pp,
+        lambda model, job, cluster, layout: (
+            f"pp={layout.pp} needs at least {layout.pp} micro-batches; global_batch_size={job.global_batch_size} over {layout.data_ranks} "
+            f"data ranks of micro_batch_size={layout.micro_batch_size} makes "
+            f"{job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)} (torch.distributed.pipelining)"
+        ),
+    ),
+)
+
+TORCHTITAN = Engine(
+    name="torchtitan",
+    version="b5bcd76 (2026-08), torch 2.13",
+    default_zero=3,
+    zero_stages=(3,),
+    data_parallel="fully_shard",
+    conventions=conventions,
+    layers_of_stage=layers_of_stage,
+    rules=RULES,
+)

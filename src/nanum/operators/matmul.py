@@ -1,0 +1,58 @@
+"""Linear layers and the embedding: a product, and its two transposes."""
+
+from __future__ import annotations
+
+from nanum.operators.tape import Tape
+from nanum.sharding import Split, Tensor
+
+
+def linear(
+    t: Tape, x: Tensor, name: str, w_dims: tuple[str, str], w_split: Split, dims: tuple[str, ...], want: Split, *, bias: bool = False, weight: Tensor | None = None
+) -> Tensor:
+    """`y[dims] = x . W`, resharded to `want`. `w_dims` is (out, in), as PyTorch stores a weight.
+
+    A bias split like the output is added by the matmul's epilogue; where the output is a pending sum it is added after the sum.
+    """
+    w = weight or t.weight(name, w_dims, w_split)
+    b = t.weight(name + "_bias", w_dims[:1], {w_dims[0]: w_split[w_dims[0]]} if w_dims[0] in w_split else {}) if bias else None
+    raw = t.product(name, x, w, dims, want)
+    y = t.move(raw, want)
+
+    def transpose() -> None:
+        dy = t.grad(y)
+        dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated)
+        node = t.backward[-1].reads  # autograd's node holds its operands until both products are there
+        dx = t.product("dx_" + name, dy, w, x.dims, x.split)
+        if b:
+            db = t.grad_of_weight(b, dy)
+            t.emit("db_" + name, (dy,), (db,))
+            t.set_weight_grad(b, db)
+        t.frame(*node)
+        t.mark_from_matmul(dx)
+        t.add_grad(x, dx)
+        t.set_weight_grad(w, dw)
+
+    return t.then(y, transpose)
+
+
+def embedding(t: Tape, ids: Tensor, name: str, rows: str, want: Split, *, split_rows: bool = True) -> Tensor:
+    """Rows of a table: a product with a one-hot operand, which no rank needs to gather. Split over the rows, it is a pending sum."""
+    w = t.weight(name, (rows, "D"), {rows: t.tp} if split_rows and t.tp else {})
+    y = t.move(t.product(name, ids, w, ("B", "S", "D"), want), want)
+
+    def transpose() -> None:
+        dy = t.grad(y)
+        dy = t.move(dy, {d: tuple(a for a in axes if a != "tp") for d, axes in dy.split.items()})
+        dw = t.grad_of_weight(w, dy)
+        if t.conventions.dtensor:  # the gradient is made for the whole table, and sliced
+            whole = dw.like(split={}, size=None)
+            t.emit("embedding_backward", (dy,), (whole,))
+            if w.split:
+                t.emit("slice", (whole,), (dw,))
+            else:
+                dw = whole
+        else:
+            t.emit("embedding_backward", (dy,), (dw,))
+        t.set_weight_grad(w, dw)
+
+    return t.then(y, transpose)

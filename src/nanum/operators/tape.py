@@ -1,0 +1,211 @@
+"""A tape records a forward pass, and replays it backwards.
+
+`move` turns the reshards of `nanum.sharding` into collectives; `grad` adds up what arrives for a tensor; `run_backward` emits the
+transpose. Which tensors are held when is not decided here: it is read off what each operation reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanum.collectives import wire_bytes
+from nanum.conventions import ITEMSIZE, Conventions
+from nanum.program import Collective, Compute, Mark, Phase
+from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """One operation of one rank: `node` is what the Program says of it (nothing, for a Python frame that lets go)."""
+
+    name: str
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+    node: Compute | Collective | Mark | None = None
+
+
+def collective(shapes: Shapes, kind: str, axes: tuple[str, ...], before: Tensor, after: Tensor, phase: Phase, what: str) -> Collective:
+    """The Program's node for one move. Payload: the whole buffer of a gather or a scatter, the input of the others."""
+    n = shapes.ranks(axes)
+    if kind == "reduce_scatter":
+        payload = shapes.bytes(after) * n
+    else:
+        payload = shapes.bytes(before) * (n if kind == "all_gather" else 1)
+    used = (n > 1) * 1
+    dtype = after.dtype
+    return Collective(kind, axes, phase, what, dtype, n, used, payload * used, wire_bytes(kind, payload, n))
+
+
+@dataclass
+class Tape:
+    shapes: Shapes
+    conventions: Conventions
+    tp: tuple[str, ...]  # ("tp",) where tp > 1
+    sequence_parallel: bool
+    flash: bool = True
+    forward: list[Op] = field(default_factory=list)
+    backward: list[Op] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+    weight_grads: dict[Tensor, Tensor] = field(default_factory=dict)  # as backward leaves them: often a pending sum
+    kept: tuple[Tensor, ...] = ()  # what the caller's frame holds to the end of the step: the loss, perhaps the logits
+    _phase: Phase = "forward"
+    _transposes: list[Callable[[], None]] = field(default_factory=list)
+    _grads: dict[Tensor, list[Tensor]] = field(default_factory=dict)
+    _moved: dict[Any, Tensor] = field(default_factory=dict)
+    _from_matmul: set[Tensor] = field(default_factory=set)
+
+    # --- emitting ---------------------------------------------------------------------------------------------------
+    @property
+    def ops(self) -> list[Op]:
+        return self.forward if self._phase == "forward" else self.backward
+
+    @property
+    def dtype(self) -> str:
+        return self.conventions.numerics.compute_dtype
+
+    @property
+    def half(self) -> bool:
+        """Do activations have fewer than four bytes, so that fp32 kernels need copies?"""
+        return ITEMSIZE[self.dtype] < 4
+
+    def emit(
+        self, name: str, reads: Iterable[Tensor], writes: Iterable[Tensor], flops: Any = 0.0, shape: tuple[Any, ...] = ()
+    ) -> None:
+        reads, writes = tuple(reads), tuple(writes)
+        moved: Any = 0
+        for t in (*reads, *writes):
+            moved = moved + self.shapes.bytes(t)
+        self.ops.append(Op(name, reads, writes, Compute(name, self._phase, flops, moved, self.dtype, shape)))
+
+    def kernel(self, name: str, reads: Iterable[Tensor], like: Tensor, dtype: str | None = None) -> Tensor:
+        """One memory-bound kernel that writes a new tensor shaped as `like`."""
+        out = like.like(name=name, dtype=dtype or like.dtype)
+        self.emit(name, reads, (out,))
+        return out
+
+    def frame(self, *tensors: Tensor) -> None:
+        """A Python frame returns: its arguments and locals were held until here, whatever read them last."""
+        self.ops.append(Op("return", tensors, ()))
+
+    def mark(self, name: str) -> None:
+        """A moment that an engine hangs something on."""
+        self.ops.append(Op(name, (), (), Mark(name)))
+
+    def buffer(self, name: str, size: Any, category: str = "activations") -> Tensor:
+        return Tensor(name, (), {}, "bool", category=category, size=size)
+
+    # --- the rules --------------------------------------------------------------------------------------------------
+    def move(self, t: Tensor, goal: Split, *, dtype: str | None = None, only: tuple[str, ...] | None = None) -> Tensor:
+        key = t, frozen(goal), dtype, only
+        if key in self._moved:
+            return self._moved[key]
+        new, moves = reshard(t, goal, dtype=dtype, only=only)
+        source = t
+        for m in moves:
+            self._exchange(m.kind, m.axes, source, m.before, m.after)
+            source = m.after
+        if new is not source:
+            self.emit("slice", (source,), (new,))
+        if not t.partial:
+            self._moved[key] = new
+        return new
+
+    def _exchange(self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor) -> None:
+        what = source.category if source.category in ("params", "grads") else "loss" if source.dtype == "fp32" and self.half else "activations"
+        node = collective(self.shapes, kind, axes, before, after, self._phase, "loss" if source.name.startswith("loss") else what)
+        if not self.conventions.dtensor or kind in ("all_reduce", "all_to_all") or what in ("params", "grads"):
+            self.ops.append(Op(kind, (source,), (after,), node))
+            return
+        if kind == "reduce_scatter":  # DTensor chunks a dim other than 0 into a copy
+            self.emit("copy", (source,), (copy := source.like(),))
+            self.ops.append(Op(kind, (source, copy), (after,), node))
+            return
+        dim = source.dims.index(places(source.split)[axes[0]])
+        outer = self.shapes.elements(source.dims[:dim], source.split)
+        raw = after.like(factor=(outer > 1) * 1)
+        self.ops.append(Op(kind, (source,), (raw,), node))
+        self.emit("copy", (raw,), (after,))
+
+    def product(
+        self, name: str, a: Tensor, b: Tensor, dims: tuple[str, ...], want: Split, *, category: str = "activations", size: Any = None
+    ) -> Tensor:
+        """`a . b` as the rules lay it; the result may be a pending sum."""
+        rule = contract(a, b, dims, want)
+        a, b = self.move(a, rule.left), self.move(b, rule.right)
+        out = Tensor(name, dims, rule.split, self.dtype, rule.partial, category, size=size)
+        if a.dtype == "onehot":  # a look-up, not a matmul: it touches as many rows as it writes
+            self.ops.append(Op(name, (a, b), (out,), Compute(name, self._phase, 0.0, 2 * self.shapes.bytes(out), self.dtype)))
+            return out
+        kept_a = tuple(d for d in a.dims if d in dims)
+        kept_b = tuple(d for d in b.dims if d in dims)
+        summed = tuple(d for d in a.dims if d not in dims)
+        split = {**b.split, **a.split}
+        m, n, k = (self.shapes.elements(d, split) for d in (kept_a, kept_b, summed))
+        self.emit(name, (a, b), (out,), 2.0 * m * n * k, (m, n, k))
+        return out
+
+    # --- the transpose ----------------------------------------------------------------------------------------------
+    def then(self, y: Tensor, transpose: Callable[[], None]) -> Tensor:
+        self._transposes.append(transpose)
+        return y
+
+    def add_grad(self, t: Tensor, g: Tensor) -> None:
+        """Autograd adds gradients as they arrive; pending sums of another kind wait for `grad`."""
+        arrived = self._grads.setdefault(t, [])
+        for i, h in enumerate(arrived):
+            if (h.split, h.partial) == (g.split, g.partial):
+                arrived[i] = self._add(h, g)
+                return
+        arrived.append(g)
+
+    def grad(self, t: Tensor) -> Tensor:
+        """The gradient of `t`, in t's own layout. Sums are linear: pending ones were added first, and are carried out once."""
+        moved = [self.move(g, t.split) for g in self._grads.pop(t)]
+        total = moved[0]
+        for g in moved[1:]:
+            total = self._add(total, g)
+        return total
+
+    def _add(self, g: Tensor, h: Tensor) -> Tensor:
+        if self.conventions.sums_in_place and g not in self._from_matmul:
+            self.emit("add_", (g, h), ())
+            return g
+        self.emit("add", (g, h), (out := g.like(),))
+        return out
+
+    def set_weight_grad(self, w: Tensor, dw: Tensor) -> None:
+        """Sums over tp (of norm weights under sequence parallelism) are carried out now, or left pending, as the engine does."""
+        if self.conventions.tp_grads_at_once:
+            dw = self.move(dw, dw.split, only=("tp",))
+        self.weight_grads[w] = dw
+
+    def mark_from_matmul(self, dx: Tensor) -> None:
+        self._from_matmul.add(dx)
+
+    def run_backward(self) -> None:
+        """Emit the transpose. What forward gathered is used again, unless the engine keeps only the shard."""
+        self._phase = "backward"
+        if self.conventions.regather:
+            self._moved = {k: new for k, new in self._moved.items() if not places(k[0].split).keys() - places(new.split).keys()}
+        for transpose in reversed(self._transposes):
+            transpose()
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+    def weight(self, name: str, dims: tuple[str, ...], split: Split | None = None) -> Tensor:
+        """A parameter as it is computed with: split over its model axes only."""
+        split = split or {}
+        w = Tensor(name, dims, split, self.dtype, category="params", stays=tuple(places(split)))
+        self.weights.append(w)
+        return w
+
+    def grad_of_weight(self, w: Tensor, over: Tensor) -> Tensor:
+        """An unreduced gradient of a weight that every token used: a pending sum over the axes that split `over`'s tokens."""
+        axes = tuple(a for d in ("B", "S") for a in over.split.get(d, ()) if a not in places(w.split))
+        return Tensor("d_" + w.name, w.dims, w.split, self.dtype, axes, "grads", size=self.accumulated)
+
+    @property
+    def accumulated(self) -> Any:
+        """Where matmuls add into a resident gradient buffer, a weight's gradient takes no bytes of its own."""
+        return 0 if self.conventions.grads_resident else None

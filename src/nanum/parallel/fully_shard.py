@@ -1,0 +1,287 @@
+"""FSDP2: weights stored as shards, gathered a unit at a time, and what its buffers hold meanwhile.
+
+Conventions of `torch.distributed.fsdp.fully_shard` (PyTorch 2.13: `_fsdp_param_group.py`, `_fsdp_collectives.py`):
+- a gather needs a cast of the shard, a flat output, and its copy-out, the parameters. The flat output lives until the next unit has
+  copied out, so a unit is there twice, and for a moment three are there;
+- in backward the next unit is gathered as soon as this one has copied out;
+- after a unit's backward its parameters go, then the previous reduction's input, then this one's comes, then the unreduced gradients
+  go (the last of them only after the reduction is issued) and the shard, which is `.grad`, comes;
+- without pipeline stages every micro-batch gathers and reduces. Under a pipeline (`stage.py` of torch.distributed.pipelining) only
+  the last backward reduces and reshards, the others add into unsharded gradients in the reduce dtype.
+On a GPU, gathers are issued one unit ahead on a stream of their own, and awaited where they are copied out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nanum.conventions import ITEMSIZE, Conventions
+from nanum.layout import Structure
+from nanum.parallel.chain import Chain, Place, where
+from nanum.parallel.units import Unit
+from nanum.program import Category, Collective, Compute, Held, Node, Phase, Wait
+
+STREAM = "data"
+
+
+def held(category: Category, size: Any, name: str = "") -> Held:
+    return Held(category, size, name)
+
+
+def copy(name: str, phase: Phase, size: Any, dtype: str) -> Compute:
+    """A memory-bound copy: `size` bytes are read and written."""
+    return Compute(name, phase, 0.0, 2 * size, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class FullyShard:
+    """`embedding` and `head` are units where `conventions.units` is "ends"; where it is "root" they are one, of which `head` is empty."""
+
+    chain: Chain
+    conventions: Conventions
+    structure: Structure
+    embedding: Unit
+    layer: Unit
+    head: Unit
+
+    @property
+    def _root(self) -> bool:
+        return self.conventions.units == "root"
+
+    @property
+    def _widens(self) -> int:
+        """Is the shard cast before it is gathered?"""
+        n = self.conventions.numerics
+        return int(n.param_dtype != n.compute_dtype)
+
+    def _unit(self, place: Place) -> Unit:
+        if place == "embedding":
+            return self.embedding
+        return self.head if place == "head" else self.layer
+
+    def _total(self, field: str) -> Any:
+        return self.chain.stage.layers * getattr(self.layer, field) + getattr(self.embedding, field) + getattr(self.head, field)
+
+    # --- what is there for the whole run ----------------------------------------------------------------------------
+    def resident(self) -> list[Node]:
+        n = self.conventions.numerics
+        return [
+            held("params", self._total("stored_elements") * ITEMSIZE[n.param_dtype], "sharded parameters"),
+            held(
+                "optimizer_states",
+                self._total("stored_elements") * n.state_bytes + self._total("tensors") * n.state_bytes_per_tensor,
+                "optimizer states",
+            ),
+        ]
+
+    # --- gathering --------------------------------------------------------------------------------------------------
+    def _start(self, unit: Unit, phase: Phase, presence: Any = 1) -> list[Node]:
+        if unit.gather is None:
+            return []
+        c = unit.gather
+        return [
+            replace(
+                c, phase=phase, stream=STREAM, ticket="gather",
+                calls=c.calls * presence, payload_bytes=c.payload_bytes * presence, wire_bytes=c.wire_bytes * presence,
+            )  # fmt: skip
+        ]
+
+    def _flat(self, unit: Unit, presence: Any = 1) -> list[Node]:
+        """The gather's buffers: the shard's cast while it is sent, and the flat output."""
+        cast = where(unit.gather_bytes > 0, unit.stored_elements * ITEMSIZE[self.conventions.numerics.compute_dtype], 0) * self._widens
+        cast = cast * presence
+        return [
+            held("buffers", cast, "cast of a shard"),
+            held("buffers", unit.gather_bytes * presence, "gathered flat buffer"),
+            held("buffers", -cast),
+        ]
+
+    def _copy_out(self, unit: Unit, phase: Phase, released: Any) -> list[Node]:
+        return [
+            Wait(STREAM, "gather"),
+            held("params", unit.weights_bytes, "gathered parameters"),
+            copy("copy_out", phase, unit.weights_bytes, self.conventions.numerics.compute_dtype),
+            held("buffers", -released),
+        ]
+
+    def _next(self, place: Place, phase: Phase) -> list[Node]:
+        """The gather of the unit that follows `place` in this direction."""
+        has_layers = self.chain.stage.layers >= 1
+        to_layer = self._start(self.layer, phase, has_layers * 1)
+        if phase == "forward":
+            if place == "embedding":
+                return to_layer + ([] if self._root else self._start(self.head, phase, (self.chain.stage.layers == 0) * 1))
+            if place == "last":
+                return [] if self._root else self._start(self.head, phase)
+            return self._start(self.layer, phase) if place in ("first", "middle") else []
+        if place == "head":
+            return to_layer + ([] if self._root else self._start(self.embedding, phase, (self.chain.stage.layers == 0) * 1))
+        if place == "first":
+            return [] if self._root else self._start(self.embedding, phase)
+        return self._start(self.layer, phase) if place in ("last", "middle") else []
+
+    def forward(self, *, gathers: bool, first: bool) -> list[Node]:
+        """One micro-batch forward; `gathers` is False where an earlier action left the weights gathered."""
+        reshards = self.structure.reshard
+        layers, flat = self.chain.stage.layers, self.layer.gather_bytes
+        before = {
+            "embedding": 0, "first": self.embedding.gather_bytes, "middle": flat,
+            "last": where(layers >= 2, flat, self.embedding.gather_bytes),
+            "head": where(layers >= 1, flat, self.embedding.gather_bytes),
+        }  # fmt: skip
+
+        def enter(place: Place) -> list[Node]:
+            u = self._unit(place)
+            if not gathers or (place == "head" and self._root):
+                return []
+            return [*self._flat(u), *self._copy_out(u, "forward", before[place]), *self._next(place, "forward")]
+
+        def leave(place: Place) -> list[Node]:
+            u = self._unit(place)
+            if place in ("head", "embedding"):
+                if not self._freed(place):
+                    return []
+            elif not reshards:
+                return []
+            return [held("params", -u.weights_bytes)]
+
+        def around(place: Place) -> tuple[list[Node], list[Node]]:
+            if self._root and place in ("embedding", "head"):
+                return [], []
+            return enter(place), leave(place)
+
+        begin: list[Node] = []
+        if gathers:
+            begin += self._start(self.embedding, "forward")
+            if not self._root:  # a stage without an embedding begins with its first layer
+                begin += self._start(self.layer, "forward", (1 - self.chain.stage.embeds) * (layers >= 1))
+            if self._root:
+                begin += enter("embedding")
+        last_flat = where(layers >= 1, flat, self.embedding.gather_bytes)
+        finish: list[Node] = []
+        if self._root and self._freed("embedding"):
+            finish.append(held("params", -self.embedding.weights_bytes))
+        if gathers:
+            finish.append(held("buffers", -(last_flat if self._root else where(self.chain.stage.heads == 1, self.head.gather_bytes, last_flat))))
+        return [*begin, *self.chain.forward(around, finish)]
+
+    def _freed(self, place: Place) -> bool:
+        """Does this end's unit reshard after forward? The root, or the head that backward needs first, only if told to."""
+        if place == "embedding" and not self._root:
+            return self.structure.reshard
+        return self.structure.reshard and self.conventions.root_reshards
+
+    # --- backward ---------------------------------------------------------------------------------------------------
+    def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
+        """One micro-batch backward. `first` and `last` of a step: where gradients are made, and where a pipeline reduces them."""
+        pipelined = self.structure.pipelined
+        reduces = last or not pipelined
+        gathers = gathers and self.structure.reshard
+        layers = self.chain.stage.layers
+        zero: Any = 0
+        reduced = self.layer.reduce_bytes if reduces else zero
+        head_reduced = self.head.reduce_bytes if reduces else zero
+        before = {
+            "head": zero, "last": head_reduced, "middle": reduced, "first": where(layers >= 2, reduced, head_reduced),
+            "embedding": where(layers >= 1, reduced, head_reduced),
+        }  # fmt: skip
+
+        def enter(place: Place) -> list[Node]:
+            u = self._unit(place)
+            if not gathers:
+                return []
+            own: list[Node] = []
+            if place != "head" and not (place == "embedding" and self._root):
+                own = self._copy_out(u, "backward", u.gather_bytes)
+            elif self._freed("head"):
+                own = [*self._start(u, "backward"), *self._flat(u), *self._copy_out(u, "backward", u.gather_bytes)]
+            return [*own, *self._next("head" if place == "embedding" and self._root else place, "backward"), *self._ahead(place)]
+
+        def leave(place: Place) -> list[Node]:
+            return self._finish(self._unit(place), before[place], first=first, reduces=reduces)
+
+        def around(place: Place) -> tuple[list[Node], list[Node]]:
+            if self._root and place in ("embedding", "head"):
+                return [], []
+            return enter(place), leave(place)
+
+        begin = enter("embedding") if self._root else self._borders(gathers)
+        nodes = self.chain.backward(begin, around)
+        if self._root:
+            nodes += leave("embedding")
+        if reduces:
+            tail = where(self.chain.stage.embeds == 1, self.embedding.reduce_bytes, before["embedding"])
+            if self._root:
+                tail = self.embedding.reduce_bytes
+            nodes += [Wait(STREAM, "reduce"), held("buffers", -tail)]
+        return nodes
+
+    def _borders(self, gathers: bool) -> list[Node]:
+        """A stage without a head has nothing before its last layer that would gather it ahead."""
+        if not gathers:
+            return []
+        stage = self.chain.stage
+        nodes: list[Node] = []
+        for unit, ours in ((self.layer, stage.layers >= 1), (self.embedding, stage.layers == 0)):
+            headless = (1 - stage.heads) * ours
+            nodes += [*self._start(unit, "backward", headless), *self._flat(unit, headless)]
+        return nodes
+
+    def _ahead(self, place: Place) -> list[Node]:
+        """Buffers of the unit that is gathered while this one is at work."""
+        layers = self.chain.stage.layers
+        if place == "head" or (place == "embedding" and self._root):
+            nodes = self._flat(self.layer, (layers >= 1) * 1)
+            return nodes + ([] if self._root else self._flat(self.embedding, (layers == 0) * 1))
+        if place in ("last", "middle"):
+            return self._flat(self.layer)
+        return self._flat(self.embedding) if place == "first" and not self._root else []
+
+    def _finish(self, u: Unit, released: Any, *, first: bool, reduces: bool) -> list[Node]:
+        n = self.conventions.numerics
+        grad = ITEMSIZE[n.grad_dtype]
+        pipelined = self.structure.pipelined
+        nodes: list[Node] = []
+        if reduces:
+            nodes.append(held("params", -u.weights_bytes))  # resharded
+        if not reduces:
+            if first:
+                nodes.append(held("grads", u.elements * grad, "unsharded gradients"))
+            nodes.append(copy("accumulate", "backward", u.elements * grad, n.grad_dtype))
+            nodes.append(held("grads", -u.grads_bytes))
+            return nodes
+        nodes += [Wait(STREAM, "reduce"), held("buffers", -released)]
+        gradients, last = u.grads_bytes, u.last_grad_bytes
+        if pipelined and not first:  # the unsharded sums are what is reduced
+            nodes += [copy("accumulate", "backward", u.elements * grad, n.grad_dtype), held("grads", -gradients)]
+            gradients, last = u.elements * grad, u.last_grad_bytes * 0
+        nodes += [
+            held("buffers", u.reduce_bytes, "input of the reduction"),
+            copy("copy_in", "backward", u.reduce_bytes, n.grad_dtype),
+            held("grads", last - gradients),
+        ]
+        start: list[Collective] = [replace(c, stream=STREAM, ticket="reduce") for c in u.reduce]
+        nodes.append(held("grads", u.shard_bytes, "sharded gradients"))
+        if self.conventions.reduce_copies:
+            nodes.append(held("buffers", u.reduce_bytes, "gloo's copy"))
+        nodes += start
+        nodes.append(held("grads", -last))
+        if self.conventions.reduce_copies:
+            nodes.append(held("buffers", -u.reduce_bytes))
+        if not first and not pipelined:  # added into the shard that is there
+            nodes += [copy("accumulate", "backward", u.shard_bytes, n.grad_dtype), held("grads", -u.shard_bytes)]
+        return nodes
+
+    # --- the end of a step ------------------------------------------------------------------------------------------
+    def optimizer(self) -> list[Node]:
+        n = self.conventions.numerics
+        stored = self._total("stored_elements")
+        moved = stored * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype] + 2 * n.state_bytes)
+        copies = 0 if "optimizer" in self.conventions.fused else stored * ITEMSIZE[n.param_dtype]
+        return [
+            held("buffers", copies, "the optimizer's roots"),
+            Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
+            held("buffers", -copies),
+            held("grads", -stored * ITEMSIZE[n.grad_dtype]),
+        ]

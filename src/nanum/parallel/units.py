@@ -1,0 +1,122 @@
+"""Weights that are gathered and reduced together. The exchange of each is derived, weight by weight, from its two splits:
+how it is computed with, and how ZeRO stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nanum.conventions import ITEMSIZE, Conventions
+from nanum.operators.tape import collective
+from nanum.program import Collective, Phase
+from nanum.sharding import ZERO_AXES, Shapes, Split, Tensor, places, reshard
+
+
+def stored(w: Tensor, dim: str | None = None) -> Split:
+    """ZeRO's split of a weight: its first dim, cut further over the axes that do not already cut it."""
+    have = places(w.split)
+    dim = dim or w.dims[0]
+    return {**w.split, dim: (*w.split.get(dim, ()), *(a for a in ZERO_AXES if a not in have))}
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Bytes and exchanges of one unit, on one rank."""
+
+    gather: Collective | None
+    reduce: tuple[Collective, ...]
+    elements: Any  # as computed with
+    stored_elements: Any  # as ZeRO stores it
+    tensors: Any
+    weights_bytes: Any  # gathered, in the compute dtype
+    gather_bytes: Any  # the padded flat buffer
+    grads_bytes: Any  # unreduced gradients as backward leaves them
+    last_grad_bytes: Any
+    reduce_bytes: Any  # the padded flat input of the reduction
+    shard_bytes: Any  # its output
+
+    def times(self, presence: Any, take: Any) -> Unit:
+        """The unit where `presence` is 1, and nothing where it is 0; quantities taken to the stages' space."""
+
+        def scale(q: Any) -> Any:
+            return take(q) * presence
+
+        def scaled(c: Collective | None) -> Collective | None:
+            if c is None:
+                return None
+            return replace(
+                c, group_size=take(c.group_size), calls=scale(c.calls), payload_bytes=scale(c.payload_bytes), wire_bytes=scale(c.wire_bytes)
+            )
+
+        reduce = tuple(r for r in map(scaled, self.reduce) if r is not None)
+        sizes = (
+            self.elements, self.stored_elements, self.tensors, self.weights_bytes, self.gather_bytes,
+            self.grads_bytes, self.last_grad_bytes, self.reduce_bytes, self.shard_bytes,
+        )  # fmt: skip
+        return Unit(scaled(self.gather), reduce, *map(scale, sizes))
+
+    def __add__(self, other: Unit) -> Unit:
+        """One unit of both: the same exchanges, with the sum of their bytes. Its last gradient is the other's, where it has one."""
+        return Unit(
+            _joined(self.gather, other.gather),
+            tuple(_add(a, b) for a, b in zip(self.reduce, other.reduce, strict=True)),
+            *(
+                getattr(self, f) + getattr(other, f)
+                for f in ("elements", "stored_elements", "tensors", "weights_bytes", "gather_bytes", "grads_bytes")
+            ),
+            self.last_grad_bytes * (other.grads_bytes == 0) + other.last_grad_bytes,
+            self.reduce_bytes + other.reduce_bytes,
+            self.shard_bytes + other.shard_bytes,
+        )
+
+
+def _joined(a: Collective | None, b: Collective | None) -> Collective | None:
+    return _add(a, b) if a and b else a or b
+
+
+def _add(a: Collective, b: Collective) -> Collective:
+    return replace(
+        a,
+        calls=((a.calls + b.calls) > 0) * 1,
+        payload_bytes=a.payload_bytes + b.payload_bytes,
+        wire_bytes=a.wire_bytes + b.wire_bytes,
+    )
+
+
+def unit(
+    shapes: Shapes, weights: Iterable[Tensor], grads: Mapping[Tensor, Tensor], conventions: Conventions, phase: Phase = "backward"
+) -> Unit:
+    """The unit of FSDP2: each weight is stored as a shard of its first dim, padded to equal shards."""
+    weights = tuple(weights)
+    numerics = conventions.numerics
+    gather: Collective | None = None
+    reduce: dict[str, Collective] = {}
+    elements: Any = 0
+    stored_elements: Any = 0
+    gather_bytes: Any = 0
+    reduce_bytes: Any = 0
+    shard_bytes: Any = 0
+    grads_bytes: Any = 0
+    for w in weights:
+        at_rest = w.like(split=stored(w))
+        for m in reshard(at_rest, w.split)[1]:
+            node = collective(shapes, m.kind, m.axes, m.before, m.after, "forward", "params")
+            gather = _joined(gather, node)
+        shard = shapes.elements(w.dims, at_rest.split)
+        ranks = shapes.ranks(a for a in ZERO_AXES)
+        gather_bytes = gather_bytes + shard * ranks * ITEMSIZE[w.dtype]
+        elements = elements + shapes.elements(w.dims, w.split)
+        stored_elements = stored_elements + shard
+        g = grads[w]
+        grads_bytes = grads_bytes + shapes.bytes(g)
+        due = tuple(a for a in g.partial if a != "tp")
+        for m in reshard(g.like(size=None), at_rest.split, dtype=numerics.grad_dtype, only=due)[1]:
+            node = collective(shapes, m.kind, m.axes, m.before, m.after, phase, "grads")
+            reduce[m.kind] = _add(reduce[m.kind], node) if m.kind in reduce else node
+        reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
+        shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
+    return Unit(
+        gather, tuple(reduce.values()), elements, stored_elements, len(weights), elements * ITEMSIZE[numerics.compute_dtype],
+        gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]), reduce_bytes, shard_bytes,
+    )  # fmt: skip
