@@ -1,14 +1,15 @@
 """The lesson's arithmetic, by the lesson's own convention, and Amdahl's law.
 
-The convention counts loosely, and is kept because the figures are known by it: the all-reduce of the gradients as twice their bytes,
-a tensor-parallel all-reduce as its payload once, and of the activations the forward pass only. What one rank really sends is read off
-the Program, in `lesson.ledger`.
+The convention counts loosely, and is kept because the figures are known by it: the all-reduce of the gradients as twice
+their bytes, a tensor-parallel all-reduce as its payload once, and of the activations the forward pass only. What one
+rank really sends is read off the Program, in `lesson.ledger`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import log2
 
 BF16_BYTES, FP32_BYTES = 2, 4
@@ -82,7 +83,8 @@ def sweep(parameters: Callable[[Dimensions], int]) -> dict[str, list[Growth]]:
     }
     doubled = {name: replace(base, **{name: 2 * getattr(base, name)}) for name in SWEPT}
     return {
-        way: [Growth(name, count(larger) / count(base)) for name, larger in doubled.items()] for way, count in ways.items()
+        way: [Growth(name, count(larger) / count(base)) for name, larger in doubled.items()]
+        for way, count in ways.items()
     }
 
 
@@ -91,11 +93,12 @@ SHARDED = ("none", "optimizer", "optimizer+grads", "optimizer+grads+params")
 
 
 def zero_bytes_per_gpu(sharded: str, gpus: int, parameters: int = NOMINAL_PARAMETERS) -> int | float:
-    """Parameters, gradients and AdamW's two moments in fp32 on one GPU; a whole number of bytes where they divide evenly."""
+    """Parameters, gradients and AdamW's two moments in fp32 on one GPU; whole bytes where they divide evenly."""
     state_bytes = {"params": FP32_BYTES, "grads": FP32_BYTES, "optimizer": 2 * FP32_BYTES}
     divided = sharded.split("+")
-    gpu_bytes = sum(parameters * size / (gpus if state in divided else 1) for state, size in state_bytes.items())
-    return int(gpu_bytes) if gpu_bytes.is_integer() else gpu_bytes
+    ways = {state: gpus if state in divided else 1 for state in state_bytes}
+    gpu_bytes = sum((Fraction(parameters * size, ways[state]) for state, size in state_bytes.items()), Fraction())
+    return gpu_bytes.numerator if gpu_bytes.denominator == 1 else float(gpu_bytes)
 
 
 def amdahl_speedup(serial_fraction: float, divisions: int, efficiency: float = 1.0) -> float:

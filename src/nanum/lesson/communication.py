@@ -1,13 +1,16 @@
-"""Part A: what is exchanged. The lesson's arithmetic, what one rank really sends, the pipeline's bubble, and the three overlaid."""
+"""Part A: what is exchanged. The arithmetic, what one rank really sends, the pipeline's bubble, the three overlaid."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from nanum.job import Job
 from nanum.lesson import arithmetic, ledger
 from nanum.lesson.arithmetic import Dimensions
+from nanum.schedule import finish_times
 
 GROUP_SIZE = 8
 IN_NODE, BETWEEN_NODES = "1x8xh100-sxm", "8x1xh100-sxm"
@@ -30,7 +33,7 @@ PLACEMENTS: dict[str, tuple[str, ...]] = {
     "tp_over_two_nodes": ("pp", "cp", "tp", "dp_replicate", "dp_shard"),
     "tp_over_four_nodes": ("tp", "cp", "dp_replicate", "dp_shard", "pp"),
 }
-"""Rank orders, outermost first. With tp 8, pp 2 and dp 2 on nodes of 8: only the first keeps a tensor-parallel group in its node."""
+"""Rank orders, outermost first. On nodes of eight, only the first keeps a tensor-parallel group in its node."""
 
 
 def part_a() -> dict[str, Any]:
@@ -56,6 +59,7 @@ def part_a() -> dict[str, Any]:
             "growth": {grown.dimension: {"ratio": grown.ratio, "kind": grown.kind} for grown in growth[way]},
             "sent": [asdict(sent_by(divided, axes, dimensions, word)) for word in (IN_NODE, BETWEEN_NODES)],
         }
+    document["same_step"] = same_step(dimensions)
     document["bubble"] = bubble()
     document["overlaid"] = overlaid()
     return document
@@ -63,30 +67,70 @@ def part_a() -> dict[str, Any]:
 
 def sent_by(divided: dict[str, int], axes: tuple[str, ...], dimensions: Dimensions, cluster_word: str) -> ledger.Sent:
     """What one rank sends in a step of one micro-batch a data-parallel rank."""
-    divided_layout = ledger.layout(**divided, micro_batch_size=dimensions.micro_batch_size)
+    divided_layout = ledger.layout(divided, dimensions.micro_batch_size)
     job = Job(dimensions.seq_len, dimensions.micro_batch_size * divided_layout.data_ranks)
     return ledger.sent(ledger.step(job, cluster_word, divided_layout), axes, cluster_word)
 
 
+def same_step(dimensions: Dimensions) -> dict[str, Any]:
+    """One step of the same sequences by each way, so many that every data-parallel rank has a micro-batch.
+
+    Bytes are no longer those of one micro-batch: tensor parallel and the pipeline take one after the other.
+    """
+    job = Job(dimensions.seq_len, dimensions.micro_batch_size * GROUP_SIZE)
+
+    def taken(way: str, cluster_word: str) -> dict[str, Any]:
+        divided, axes = WAYS[way]
+        prediction = ledger.step(job, cluster_word, ledger.layout(divided, dimensions.micro_batch_size))
+        sent = ledger.sent(prediction, axes, cluster_word)
+        return {
+            "wire_bytes": sent.wire_bytes,
+            "calls": sent.calls,
+            "exposed_seconds": prediction["time"]["exposed_communication_seconds"],
+            "bubble_seconds": prediction["time"]["bubble_seconds"],
+            "step_seconds": prediction["time"]["step_seconds"],
+        }
+
+    places = {"in_node": IN_NODE, "between_nodes": BETWEEN_NODES}
+    return {
+        "sequences": job.global_batch_size,
+        "ways": {way: {place: taken(way, word) for place, word in places.items()} for way in WAYS},
+        "fastest": {
+            place: min(WAYS, key=lambda way: taken(way, word)["step_seconds"]) for place, word in places.items()
+        },
+    }
+
+
 def bubble() -> list[dict[str, Any]]:
-    """The share of a step that a stage of eight equal ones waits, from the order of its forward and backward passes."""
-    return [
-        {"stages": BUBBLE_STAGES, "num_microbatches": count, "fraction": ledger.bubble_fraction(BUBBLE_STAGES, count)}
-        for count in BUBBLE_MICROBATCHES
-    ]
+    """The share of a step that a stage of eight equal ones waits, from the order of its forward and backward passes.
+
+    A backward pass takes twice a forward's time: two matmuls for each one.
+    """
+    forward_seconds, backward_seconds = np.ones((BUBBLE_STAGES, 1)), np.full((BUBBLE_STAGES, 1), 2.0)
+    rows = []
+    for count in BUBBLE_MICROBATCHES:
+        finish = finish_times("1f1b", count, forward_seconds, backward_seconds)
+        fraction = float(finish.bubble_seconds.max() / finish.total_seconds.max())
+        rows.append({"stages": BUBBLE_STAGES, "num_microbatches": count, "fraction": fraction})
+    return rows
 
 
-def overlaid() -> list[dict[str, Any]]:
+def overlaid() -> dict[str, Any]:
     """One job on a small cluster, in three placements of the same division."""
     dimensions = Dimensions()
     job = overlaid_job()
     placed = []
     for name, rank_order in PLACEMENTS.items():
-        divided = ledger.layout(**OVERLAID, micro_batch_size=dimensions.micro_batch_size, rank_order=rank_order)
+        divided = ledger.layout(OVERLAID, dimensions.micro_batch_size, rank_order=rank_order)
         document = ledger.step(job, SMALL_CLUSTER, divided)
         exchanges = {way: asdict(ledger.sent(document, axes, SMALL_CLUSTER)) for way, (_, axes) in WAYS.items()}
         placed.append({"placement": name, "rank_order": rank_order, "sent": exchanges, "time": document["time"]})
-    return placed
+    return {
+        "cluster": SMALL_CLUSTER,
+        "layout": OVERLAID,
+        "num_microbatches": OVERLAID_MICROBATCHES,
+        "placements": placed,
+    }
 
 
 def overlaid_job() -> Job:

@@ -11,14 +11,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from nanum.cluster import Cluster
+from nanum.cluster import Cluster, Link, Quantity
+from nanum.cluster import load as load_cluster
 from nanum.job import Job
 from nanum.layout import AXES, Layout, Structure
 from nanum.lesson.arithmetic import Dimensions
 from nanum.model import Model
+from nanum.model import load as load_model
 
 MODEL = "llama-2-7b"
 ENGINE = "megatron"
+"""It has every ZeRO stage (2 and 3 as Megatron-FSDP), and tensor parallelism without sequence parallelism."""
+ONE_GPU = "1x1xh100-sxm"
 Document = dict[str, Any]
 
 
@@ -40,16 +44,12 @@ class Sent:
 
 @cache
 def model(name: str = MODEL) -> Model:
-    from nanum.model.presets import load
-
-    return load(name)
+    return load_model(name)
 
 
 @cache
 def cluster(word: str) -> Cluster:
-    from nanum.cluster.load import load
-
-    return load(word)
+    return load_cluster(word)
 
 
 def resized(dimensions: Dimensions) -> Model:
@@ -75,34 +75,52 @@ def resized(dimensions: Dimensions) -> Model:
 
 def parameters(dimensions: Dimensions) -> int:
     """Parameters of the 7B-class model in these dimensions."""
-    job = Job(seq_len=dimensions.seq_len, global_batch_size=dimensions.micro_batch_size)
-    layout = Layout(micro_batch_size=dimensions.micro_batch_size, structure=Structure(zero=0))
-    return int(_predict(resized(dimensions), job, "1x1xh100-sxm", layout)["model"]["parameters"])
+    job = Job(dimensions.seq_len, dimensions.micro_batch_size)
+    undivided = layout({}, dimensions.micro_batch_size)
+    return int(_predict(resized(dimensions), job, cluster(ONE_GPU), undivided)["model"]["parameters"])
 
 
 def layout(
-    *,
-    dp: int = 1,
-    tp: int = 1,
-    pp: int = 1,
+    divided: Mapping[str, int],
     micro_batch_size: int,
+    *,
     zero: int = 0,
     rank_order: tuple[str, ...] = AXES,
 ) -> Layout:
-    """A layout of the three ways: `dp` ranks that replicate, or shard by ZeRO; tensor parallel without sequence parallel; 1F1B."""
-    structure = Structure(zero=zero, tensor="tensor" if tp > 1 else "none", pipelined=pp > 1)
-    data = {"dp_shard": dp} if zero else {"dp_replicate": dp}
-    return Layout(**data, tp=tp, pp=pp, micro_batch_size=micro_batch_size, structure=structure, rank_order=rank_order)
+    """The three ways, `divided` by the sizes of dp, tp and pp that are not 1.
+
+    Data-parallel ranks replicate, or shard where there is a ZeRO stage; tensor parallel goes without sequence parallel
+    (the lesson counts its all-reduces), and the pipeline by 1F1B.
+    """
+    dp, tp, pp = (divided.get(way, 1) for way in ("dp", "tp", "pp"))
+    return Layout(
+        dp_replicate=1 if zero else dp,
+        dp_shard=dp if zero else 1,
+        tp=tp,
+        pp=pp,
+        micro_batch_size=micro_batch_size,
+        structure=Structure(zero=zero, tensor="tensor" if tp > 1 else "none", pipelined=pp > 1),
+        rank_order=rank_order,
+    )
 
 
 @cache
-def step(job: Job, cluster_word: str, divided: Layout, engine: str = ENGINE) -> Document:
+def step(job: Job, cluster_word: str, divided: Layout, *, without_latency: bool = False) -> Document:
     """The prediction of one step of the 7B-class model, as predict's document. Raises Refused."""
-    return _predict(model(), job, cluster_word, divided, engine)
+    machine = cluster(cluster_word)
+    if without_latency:
+        machine = replace(
+            machine, intra_node=_without_latency(machine.intra_node), inter_node=_without_latency(machine.inter_node)
+        )
+    return _predict(model(), job, machine, divided)
+
+
+def _without_latency(link: Link) -> Link:
+    return replace(link, latency_seconds=Quantity(0.0, "assumed", "a thought experiment"))
 
 
 def sent(document: Document, axes: Iterable[str], cluster_word: str) -> Sent:
-    """The traffic over `axes` in a prediction, of the stage whose first rank sends the most. All zero where none is sent."""
+    """The traffic over `axes` in a prediction, of the stage whose first rank sends most; zero where none is sent."""
     asked = set(axes)
     stages: dict[int, list[Document]] = defaultdict(list)
     for row in document["communication"]:
@@ -126,8 +144,8 @@ def sent(document: Document, axes: Iterable[str], cluster_word: str) -> Sent:
     )
 
 
-def _predict(model: Model, job: Job, cluster_word: str, divided: Layout, engine: str = ENGINE) -> Document:
+def _predict(model: Model, job: Job, machine: Cluster, divided: Layout) -> Document:
     from nanum.predict import predict
 
-    document: Document = predict(model, job, cluster(cluster_word), divided, engine=engine).to_dict()
+    document: Document = predict(model, job, machine, divided, engine=ENGINE).to_dict()
     return document

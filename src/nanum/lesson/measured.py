@@ -1,4 +1,4 @@
-"""Runs the lesson's measurements: `nanum.live.bench` as a process that speaks JSON, so that torch is never imported here."""
+"""Runs the lesson's measurements: `nanum.live.bench` as a process that speaks JSON. Torch is never imported here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,13 @@ def bench(arguments: Sequence[str], progress: Progress) -> dict[str, Any]:
     command = [sys.executable, "-m", "nanum.live.bench", *arguments]
     with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
         process = subprocess.Popen(
-            command, stdout=answer, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace", env=_environment()
+            command,
+            stdout=answer,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=_environment(),
         )
         try:
             assert process.stderr is not None

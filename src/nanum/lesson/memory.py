@@ -1,4 +1,4 @@
-"""Part C: what training keeps in memory, counted storage by storage; what ZeRO divides of it, and what it sends for that."""
+"""Part C: what training keeps in memory, storage by storage; what ZeRO divides of it, and what it sends for that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ZERO_CLUSTERS = {1: "1x1xh100-sxm", 4: "1x4xh100-sxm", 8: "1x8xh100-sxm", 32: "4
 
 def part_c(progress: Progress, *, device: str = "auto") -> dict[str, Any]:
     """The document of part C. Raises as `measured.bench` does."""
-    return {"measured": from_storages(bench(["memory", "--device", device], progress)), "zero": zero_table()}
+    measured = from_storages(bench(["memory", "--device", device], progress))
+    return {"measured": measured, "model": ledger.MODEL, "engine": ledger.ENGINE, "zero": zero_table()}
 
 
 def from_storages(measured: dict[str, Any]) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def from_storages(measured: dict[str, Any]) -> dict[str, Any]:
     return {
         **measured,
         "device": device_name(measured["device"]),
+        "torch": measured["device"]["torch"],
         "total_bytes": total_bytes,
         "ratio": {name: count / params_bytes for name, count in kept.items()} | {"total": total_bytes / params_bytes},
     }
@@ -57,11 +59,11 @@ def _sent(stage: int, gpus: int) -> dict[str, Any] | None:
     if gpus == 1:
         return None
     dimensions = Dimensions()
-    divided = ledger.layout(dp=gpus, zero=stage, micro_batch_size=dimensions.micro_batch_size)
+    divided = ledger.layout({"dp": gpus}, dimensions.micro_batch_size, zero=stage)
     job = Job(dimensions.seq_len, dimensions.micro_batch_size * gpus, precision="fp32")
     word = ZERO_CLUSTERS[gpus]
     try:
-        document = ledger.step(job, word, divided, ledger.ZERO_ENGINE[stage])
+        document = ledger.step(job, word, divided)
     except Refused as refused:
         return {"refused": list(refused.reasons)}
     return asdict(ledger.sent(document, ("dp_replicate", "dp_shard"), word))

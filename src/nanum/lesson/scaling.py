@@ -9,8 +9,8 @@ from nanum.lesson.arithmetic import DIVISIONS, SERIAL_FRACTIONS, amdahl_limit, a
 from nanum.lesson.measured import Progress, bench, device_name
 
 NOISE_LIMIT = 0.10
-"""Where half of one share's samples spread over more than this part of their median, differences as small as those between the
-measured and the ideal table are no longer told apart; the lesson says so."""
+"""Where the middle half of one share's samples spreads over more than this part of their median, differences as small
+as those between the measured and the ideal table are no longer told apart; the lesson says so."""
 
 DOUBLING_SERIAL_FRACTION, DOUBLING_FROM, DOUBLING_TO = 0.05, 16, 32
 LESSON_DOUBLING = 12.14 / 8.79  # as the lesson measured it on its own device
@@ -30,9 +30,7 @@ def from_samples(measured: dict[str, Any]) -> dict[str, Any]:
         share["efficiency"] = base_seconds / (share["n"] * share["median_seconds"])
     efficiency = {share["n"]: share["efficiency"] for share in shares}
     worst = max(shares, key=lambda share: share["spread"])
-    before, after = (
-        amdahl_speedup(DOUBLING_SERIAL_FRACTION, n, efficiency[n]) for n in (DOUBLING_FROM, DOUBLING_TO)
-    )
+    before, after = (amdahl_speedup(DOUBLING_SERIAL_FRACTION, n, efficiency[n]) for n in (DOUBLING_FROM, DOUBLING_TO))
     ideal_before, ideal_after = (amdahl_speedup(DOUBLING_SERIAL_FRACTION, n) for n in (DOUBLING_FROM, DOUBLING_TO))
     return {
         "device": device_name(measured["device"]),

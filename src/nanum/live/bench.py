@@ -26,15 +26,17 @@ except ImportError as error:
 
 SHARES = (1, 2, 4, 8, 16, 32)
 DIVIDED_LAYERS = 4
-# (hidden, rows, dtype): the base job takes some 0.3 s of one core or some milliseconds of a data-centre GPU, its weights stay in
-# a core's cache, and its 32nd part is still far longer than a kernel launch.
+# (hidden, rows, dtype): the base job takes some 0.3 s of one core or some milliseconds of a data-centre GPU, its
+# weights stay in a core's cache, and its 32nd part is still far longer than a kernel launch.
 DIVIDED_JOB = {
     "cpu": (512, 4096, torch.float32),
     "mps": (1024, 16384, torch.float32),
     "cuda": (2048, 32768, torch.bfloat16),
 }
 QUICK_JOB = (128, 512, torch.float32)
-MIN_SAMPLE_SECONDS = 0.02  # a timer's and a scheduler's jitter is small beside this; shorter shares are repeated within a sample
+MIN_SAMPLE_SECONDS = (
+    0.02  # a timer's and a scheduler's jitter is small beside this; shorter shares are repeated within a sample
+)
 MIN_REPEATS, MAX_REPEATS, QUICK_REPEATS = 7, 30, 3
 
 MEMORY_LAYERS, MEMORY_HIDDEN, MEMORY_ROWS = 12, 2048, 256  # 12 x (2048 x 2048 + 2048) = 50,356,224 parameters
@@ -76,7 +78,7 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-# --- amdahl: one job, really cut to its 1/N share ---------------------------------------------------------------------------------
+# --- amdahl: one job, really cut to its 1/N share
 
 
 def divided_job(hidden: int, rows: int, dtype: torch.dtype, device: torch.device) -> Callable[[int], None]:
@@ -89,7 +91,10 @@ def divided_job(hidden: int, rows: int, dtype: torch.dtype, device: torch.device
         return torch.empty(size, dtype=dtype, device=device)
 
     generator = torch.Generator().manual_seed(35)
-    weights = [(torch.randn(hidden, hidden, generator=generator) / hidden**0.5).to(device, dtype) for _ in range(DIVIDED_LAYERS)]
+    weights = [
+        (torch.randn(hidden, hidden, generator=generator) / hidden**0.5).to(device, dtype)
+        for _ in range(DIVIDED_LAYERS)
+    ]
     weight_grads = [new(hidden, hidden) for _ in weights]
     first = torch.randn(rows, hidden, generator=generator).to(device, dtype)
     activations = [first, *(new(rows, hidden) for _ in weights)]
@@ -113,7 +118,7 @@ def divided_job(hidden: int, rows: int, dtype: torch.dtype, device: torch.device
 
 
 def amdahl(device: torch.device, budget_seconds: float, quick: bool) -> dict[str, Any]:
-    """Seconds of the 1/N share for each N, sampled in rounds that visit every N, so that a drift of the clock hits all alike."""
+    """Seconds of the 1/N share for each N, sampled in rounds of every N, so that the clock's drift hits all alike."""
     hidden, rows, dtype = QUICK_JOB if quick else DIVIDED_JOB[device.type]
     with torch.no_grad():
         step = divided_job(hidden, rows, dtype, device)
@@ -147,14 +152,17 @@ def amdahl(device: torch.device, budget_seconds: float, quick: bool) -> dict[str
             "hidden": hidden,
             "rows": rows,
             "dtype": str(dtype).removeprefix("torch."),
-            "flops": 2 * rows * hidden**2 * (3 * DIVIDED_LAYERS - 1),  # forward, dW and dX of each layer, but for the first dX
+            "flops": 2
+            * rows
+            * hidden**2
+            * (3 * DIVIDED_LAYERS - 1),  # forward, dW and dX of each layer, but for the first dX
         },
         "repeats": repeats,
         "shares": [{"n": n, "rows": rows // n, "steps_per_sample": inner[n], "seconds": samples[n]} for n in SHARES],
     }
 
 
-# --- memory: what one training step keeps, storage by storage ---------------------------------------------------------------------
+# --- memory: what one training step keeps, storage by storage
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -269,7 +277,8 @@ def allocated_bytes(device: torch.device) -> int:
 def allocator(device: torch.device, allocated: list[int]) -> dict[str, int] | None:
     """The CUDA allocator's view of the same step, in blocks of 512 bytes; None elsewhere.
 
-    The first matmul takes a workspace (cuBLAS) that stays, and lands in the gradients' difference. Giving it back tells it apart.
+    The first matmul takes a workspace (cuBLAS) that stays, and lands in the gradients' difference: giving it back tells
+    it apart.
     """
     if device.type != "cuda":
         return None
@@ -285,7 +294,9 @@ def allocator(device: torch.device, allocated: list[int]) -> dict[str, int] | No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m nanum.live.bench", description="The lesson's two measurements, as JSON.")
+    parser = argparse.ArgumentParser(
+        prog="python -m nanum.live.bench", description="The lesson's two measurements, as JSON."
+    )
     parser.add_argument("what", choices=("amdahl", "memory"))
     parser.add_argument("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto")
     parser.add_argument("--seconds", type=float, default=8.0, help="amdahl: about how long to sample")

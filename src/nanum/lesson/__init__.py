@@ -1,0 +1,132 @@
+"""The lesson nanum grew from: a computation is divided, and what is left is communication.
+
+Part A is arithmetic and predictions, B and C measure this machine in a process of their own, and the last part answers
+five beliefs from the parts before it. Each part is a document first; what is printed is made of that document alone.
+"""
+
+from __future__ import annotations
+
+import json as json_text
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from nanum.errors import Refused
+from nanum.lesson.communication import part_a
+from nanum.lesson.measured import torch_is_missing
+from nanum.lesson.memory import part_c
+from nanum.lesson.misconceptions import part_m
+from nanum.lesson.page import Page
+from nanum.lesson.printed_communication import print_a
+from nanum.lesson.printed_memory import print_c
+from nanum.lesson.printed_misconceptions import print_m
+from nanum.lesson.printed_scaling import print_b
+from nanum.lesson.scaling import part_b
+from nanum.lesson.words import Language, Words
+
+__all__ = ["LATER", "PARTS", "Language", "document", "run"]
+
+PARTS = ("A", "B", "C")
+LATER = ("D", "E")
+MEASURED = ("B", "C")
+BELIEFS = "misconceptions"
+
+Advance = Callable[[int, int], None]
+PRINTERS: dict[str, Callable[[dict[str, Any], Page], None]] = {
+    "A": print_a,
+    "B": print_b,
+    "C": print_c,
+    BELIEFS: print_m,
+}
+GOOD, REFUSED = 0, 2
+
+
+def document(parts: Sequence[str] = (), *, lang: str = "en") -> dict[str, Any]:
+    """The lesson's document: a key for each part, all by default, and `misconceptions` where all are asked.
+
+    Raises:
+        Refused: a part that is not in this release, or one that measures where there is no torch; reasons in `lang`.
+    """
+    say = Words(lang)
+    chosen = _chosen(parts, say)
+    if missing := _unmeasurable(chosen, say):
+        raise Refused(missing)
+    made: dict[str, Any] = {}
+    for part in _sections(chosen):
+        made[part] = _made(part, made, say)
+    return made
+
+
+def run(parts: Sequence[str] = (), lang: str = "en", json: bool = False, console: Console | None = None) -> int:
+    """Print the lesson, part by part as each is done, or its document with `json`. What is refused is said on stderr.
+
+    Returns 0, or 2 where something was refused. Where torch is all that is missing, the parts that do without it are
+    printed all the same. No part named is all of them.
+    """
+    console = console or Console(highlight=False)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        say = Words(lang)
+        chosen = _chosen(parts, say)
+    except Refused as refused:
+        _complain(refused.reasons, errors)
+        return REFUSED
+    missing = _unmeasurable(chosen, say)
+    made: dict[str, Any] = {}
+    try:
+        for part in _sections([part for part in chosen if not (missing and part in MEASURED)]):
+            made[part] = _made(part, made, say)
+            if not json:
+                PRINTERS[part](made[part], Page(say, console))
+    except Refused as refused:
+        missing.extend(refused.reasons)
+    if json and made:
+        console.file.write(json_text.dumps(made, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    _complain(missing, errors)
+    return REFUSED if missing else GOOD
+
+
+def _chosen(parts: Sequence[str], say: Words) -> list[str]:
+    """The parts asked, in order and once each. Raises Refused with every reason."""
+    asked = [part.upper() for part in parts] or list(PARTS)
+    named = ", ".join(PARTS)
+    reasons = [
+        say("later" if part in LATER else "unknown", part=part, parts=named)
+        for part in dict.fromkeys(asked)
+        if part not in PARTS
+    ]
+    if reasons:
+        raise Refused(reasons)
+    return [part for part in PARTS if part in asked]
+
+
+def _unmeasurable(chosen: Sequence[str], say: Words) -> list[str]:
+    measuring = [part for part in chosen if part in MEASURED]
+    return [say("no_torch", part=part) for part in measuring] if measuring and torch_is_missing() else []
+
+
+def _sections(chosen: Sequence[str]) -> list[str]:
+    """The parts to make, and the beliefs after them where they have all their answers."""
+    return [*chosen, *([BELIEFS] if set(PARTS) <= set(chosen) else [])]
+
+
+def _made(part: str, made: dict[str, Any], say: Words) -> dict[str, Any]:
+    if part == "A":
+        return part_a()
+    if part == BELIEFS:
+        return part_m(made)
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(say(f"{part}.progress"), total=None)
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return part_b(advance) if part == "B" else part_c(advance)
+
+
+def _complain(reasons: Sequence[str], errors: Console) -> None:
+    for reason in reasons:
+        errors.print(reason, markup=False)
