@@ -75,7 +75,7 @@ def plan(
     from nanum.plan import plan as search
 
     with Progress("layouts") as progress:
-        found = search(asked.model, asked.job, asked.cluster, engine=asked.engine, top=shown, progress=progress)
+        found = search(asked.model, asked.job, asked.cluster, engine=asked.engine.name, top=shown, progress=progress)
     document: dict[str, Any] = found.to_dict()
     if json:
         print_json(document)
@@ -136,7 +136,7 @@ def predict(
 
     from nanum.predict import predict as answer
 
-    document: dict[str, Any] = answer(asked.model, asked.job, asked.cluster, layout, engine=asked.engine).to_dict()
+    document: dict[str, Any] = answer(asked.model, asked.job, asked.cluster, layout, engine=asked.engine.name).to_dict()
     if json:
         print_json(document)
     else:

@@ -33,7 +33,8 @@ GlobalBatchSize = Annotated[
 Precision = Annotated[str | None, _text("--precision", "fp32|bf16|fp16", "What the layers are computed in. [bf16]")]
 Optimizer = Annotated[str | None, _text("--optimizer", "adamw|sgd", "[adamw]")]
 Engine = Annotated[
-    str | None, _text("--engine", "torchtitan|megatron", "Whose conventions turn the layout into bytes. [torchtitan]")
+    str | None,
+    _text("--engine", "torchtitan|megatron|torch", "Whose conventions fix the bytes. [torchtitan]"),
 ]
 
 DpReplicate = Annotated[str | None, _text("--dp-replicate", "N", "Data parallel, each holding a copy. [1]")]
@@ -60,7 +61,7 @@ Reshard = Annotated[
     bool | None,
     typer.Option(
         "--reshard/--no-reshard",
-        help="ZeRO-3: drop the gathered weights after the forward pass. [yes]",
+        help="ZeRO-3: drop the gathered weights after the forward pass. [the engine's own]",
         show_default=False,
     ),
 ]

@@ -14,6 +14,7 @@ from nanum.layout import AXES, Layout, Structure
 
 if TYPE_CHECKING:
     from nanum.cluster import Cluster
+    from nanum.engines.engine import Engine
     from nanum.model import Model
 
 Flags = Mapping[str, str | bool | None]
@@ -23,14 +24,12 @@ T = TypeVar("T")
 LARGEST = 10_000_000
 """The largest number taken: 10^7 GPUs, sequences, or tokens in a sequence are beyond any machine or model."""
 DEFAULT_TOP = 10
-DEFAULT_ZERO = {"torchtitan": 3, "megatron": 1}
-"""What an engine does when nothing is said: FSDP2's fully_shard, and Megatron's distributed optimizer."""
+DEFAULT_ENGINE = "torchtitan"
 
 # The words of each choice: those modelled, then those that exist but are not modelled yet.
 CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "precision": (("bf16", "fp16", "fp32"), ("fp8",)),
     "optimizer": (("adamw", "sgd"), ()),
-    "engine": (("torchtitan", "megatron"), ("torch", "deepspeed", "accelerate", "nanotron", "any")),
     "zero": (("0", "1", "2", "3"), ()),
     "schedule": (
         ("gpipe", "1f1b"),
@@ -42,7 +41,7 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "offload": (("none",), ("optimizer", "params", "activations")),
     "cp_kind": ((), ("ring", "allgather", "ulysses")),
 }
-ONLY_ONE = ("cp", "ep", "etp", "virtual_stages")  # numbers of which only 1 is modelled yet
+ONLY_ONE = ("ep", "etp", "virtual_stages")  # numbers of which only 1 is modelled yet
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Question:
     model: Model
     job: Job
     cluster: Cluster
-    engine: str
+    engine: Engine
     defaults: tuple[str, ...]
 
 
@@ -66,7 +65,7 @@ class Reader:
 
     def whole(self, name: str, default: int) -> int:
         """A whole number from 1 to LARGEST; not recorded as a default, since 1 is what an unsaid axis means."""
-        word = self._word(name)
+        word = self.word(name)
         if word is None:
             return default
         try:
@@ -80,7 +79,7 @@ class Reader:
         return number
 
     def choice(self, name: str, default: str) -> str:
-        word = self._word(name)
+        word = self.word(name)
         if word is None:
             return default
         modelled, known = CHOICES[name]
@@ -100,7 +99,7 @@ class Reader:
     def said(self, name: str) -> bool:
         return self.flags.get(name) is not None
 
-    def _word(self, name: str) -> str | None:
+    def word(self, name: str) -> str | None:
         value = self.flags.get(name)
         return value.strip() if isinstance(value, str) else None
 
@@ -128,24 +127,45 @@ def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Que
 
 
 def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, Layout]:
-    """Read what `predict` asks: a question and the layout that is to answer it. Raises Refused with every reason."""
+    """Read what `predict` asks: a question and the layout that is to answer it.
+
+    Raises Refused with every reason; the broken rules too, where all words can be read but no GPUs are left.
+    """
     reader = Reader(flags)
     asked = _question(model_word, cluster_word, reader)
-    layout = _layout(reader, asked)
+    engine = asked.engine if asked is not None else None
+    sizes = {axis: reader.whole(axis, 1) for axis in ("dp_replicate", "cp", "tp", "pp")}
+    left = _gpus_left(reader, sizes, asked)
+    layout = Layout(
+        **sizes,
+        dp_shard=reader.whole("dp_shard", left or 1),
+        micro_batch_size=reader.whole("micro_batch_size", 1),
+        structure=_structure(reader, sizes, engine),
+        rank_order=_rank_order(reader),
+    )
+    for name in ("ep", "etp", "virtual_stages"):
+        reader.whole(name, 1)
+    for name in ("loss", "offload", "cp_kind"):
+        reader.choice(name, "")
     if asked is None or reader.reasons:
         raise Refused(reader.reasons)
+    if left is None:
+        raise Refused([_none_left(sizes, asked.cluster.gpus), *_broken_rules(asked, layout)])
     return Question(asked.model, asked.job, asked.cluster, asked.engine, tuple(reader.defaults)), layout
 
 
 def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | None:
     from nanum.cluster import load as load_cluster
+    from nanum.engines import load as load_engine
     from nanum.model import load as load_model
 
     model = _loaded(load_model, model_word, reader)
     cluster = _loaded(load_cluster, cluster_word, reader)
-    engine = reader.choice("engine", "torchtitan")
+    engine = _loaded(load_engine, reader.word("engine") or DEFAULT_ENGINE, reader)
     job = _job(reader, model)
-    if model is None or cluster is None:
+    if not reader.said("engine"):
+        reader.defaults.append(f"engine {DEFAULT_ENGINE}")
+    if model is None or cluster is None or engine is None:
         return None
     return Question(model, job, cluster, engine, tuple(reader.defaults))
 
@@ -170,63 +190,54 @@ def _job(reader: Reader, model: Model | None) -> Job:
         chosen[name] = reader.choice(name, default)
         if not reader.said(name):
             reader.defaults.append(f"{name} {default}")
-    if not reader.said("engine"):
-        reader.defaults.append("engine torchtitan")
     return Job(seq_len=seq_len, global_batch_size=global_batch_size, **chosen)
 
 
-def _layout(reader: Reader, asked: Question | None) -> Layout:
-    sizes = {axis: reader.whole(axis, 1) for axis in ("dp_replicate", "cp", "tp", "pp")}
-    for name in ("ep", "etp", "virtual_stages"):
-        reader.whole(name, 1)
-    for name, default in (("loss", "full"), ("offload", "none"), ("cp_kind", "")):
-        reader.choice(name, default)
-    sizes["dp_shard"] = reader.whole("dp_shard", 1) if reader.said("dp_shard") else _gpus_left(reader, sizes, asked)
-    return Layout(
-        **sizes,
-        micro_batch_size=reader.whole("micro_batch_size", 1),
-        structure=_structure(reader, sizes, asked),
-        rank_order=_rank_order(reader),
-    )
-
-
-def _gpus_left(reader: Reader, sizes: Mapping[str, int], asked: Question | None) -> int:
-    """What `--dp-shard` takes when it is left out."""
-    if asked is None:
+def _gpus_left(reader: Reader, sizes: Mapping[str, int], asked: Question | None) -> int | None:
+    """What `--dp-shard` takes when it is left out: None where the other axes do not divide the GPUs."""
+    if asked is None or reader.said("dp_shard"):
         return 1
-    others, gpus = prod(sizes.values()), asked.cluster.gpus
-    if gpus % others:
-        product = " · ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
-        reader.reasons.append(
-            f"{product} = {others} ranks, which do not divide the cluster's {gpus} GPUs and leave none for --dp-shard"
-        )
-        return 1
-    reader.defaults.append(f"dp_shard {gpus // others}")
-    return gpus // others
+    left, rest = divmod(asked.cluster.gpus, prod(sizes.values()))
+    if rest:
+        return None
+    reader.defaults.append(f"dp_shard {left}")
+    return left
 
 
-def _structure(reader: Reader, sizes: Mapping[str, int], asked: Question | None) -> Structure:
-    engine = asked.engine if asked is not None else "torchtitan"
-    zero = reader.choice("zero", str(DEFAULT_ZERO[engine]))
-    if not reader.said("zero"):
-        reader.defaults.append(f"zero {zero}")
+def _none_left(sizes: Mapping[str, int], gpus: int) -> str:
+    product = " · ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    ranks = f"{product} = {prod(sizes.values())} ranks"
+    return f"{ranks}, which do not divide the cluster's {gpus} GPUs: none are left for --dp-shard"
+
+
+def _broken_rules(asked: Question, layout: Layout) -> list[str]:
+    """What else is wrong with a layout whose `dp_shard` is not known."""
+    from nanum.rules import GENERAL, WORLD, broken
+
+    rules = [rule for rule in (*GENERAL, *asked.engine.rules) if rule is not WORLD]
+    return broken(rules, asked.model, asked.job, asked.cluster, layout)
+
+
+def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) -> Structure:
     tensor = "none"
     if sizes["tp"] > 1:
         tensor = "sequence" if reader.switch("sp", True) else "tensor"
         if not reader.said("sp"):
-            reader.defaults.append("sp on, since tp > 1")
-    elif reader.switch("sp", False):
-        reader.reasons.append("--sp needs --tp over 1: sequence parallel splits over the tensor-parallel axis")
-    if reader.said("reshard") and zero != "3":
-        reader.reasons.append(f"--reshard and --no-reshard are about ZeRO-3's gathered weights: zero is {zero}")
+            reader.defaults.append("sequence parallel, since tp > 1")
+    zero = reader.choice("zero", str(engine.default_zero) if engine is not None else "0")
+    if not reader.said("zero"):
+        reader.defaults.append(f"zero {zero}")
     chosen: dict[str, Any] = {
         "tensor": tensor,
         "recompute": reader.choice("recompute", "none"),
         "schedule": reader.choice("schedule", "1f1b"),
         "attention": reader.choice("attention", "flash"),
-        "compile": reader.switch("compile", False),
     }
-    return Structure(zero=int(zero), reshard=reader.switch("reshard", True), pipelined=sizes["pp"] > 1, **chosen)
+    reshard = reader.switch("reshard", bool(engine.default_reshard(sizes["pp"])) if engine is not None else True)
+    if zero == "3" and not reshard and not reader.said("reshard"):
+        reader.defaults.append("no reshard, since pp > 1")
+    compiled = reader.switch("compile", False)
+    return Structure(zero=int(zero), reshard=reshard, pipelined=sizes["pp"] > 1, compile=compiled, **chosen)
 
 
 def _rank_order(reader: Reader) -> tuple[str, ...]:

@@ -142,6 +142,8 @@ def layout_words(layout: Document) -> str:
         others.append(f"recompute {flat['recompute']}")
     if "micro_batch_size" in flat:
         others.append(f"micro-batch {flat['micro_batch_size']}")
+    if flat.get("compile"):
+        others.append("compiled")
     return " · ".join(sizes + others)
 
 
