@@ -232,7 +232,7 @@ class Cost:
         return names if names.ndim else str(names)
 
     def collective_seconds(self, node: Collective) -> Quantity:
-        """Seconds of an exchange: `calls` that together carry `payload_bytes`.
+        """Seconds of an exchange: `calls`, each of which pays the latency, and `payload_bytes` in all of them.
 
         Alpha-beta by tier. Across nodes a ring is hierarchical: each of a node's k ranks carries 1/k of what leaves the
         node, while the ranks of the node share theirs over the inner link; both run at once (NCCL's channels do). An
@@ -261,7 +261,7 @@ class Cost:
             between = between / members
         one_way = np.maximum(within / _bandwidth(inner), between / _bandwidth(outer))
         latency = hops_within * inner.latency_seconds.value + hops_between * outer.latency_seconds.value
-        return node.calls * latency + (node.calls > 0) * one_way
+        return node.calls * latency + one_way
 
     # What it rests on.
 
@@ -298,7 +298,8 @@ class Cost:
                 (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency),
                 (f"{link.name} latency_seconds", link.latency_seconds),
             ]
-        stated += self.cluster.assumptions
+        listed = {quantity for _, quantity in stated}
+        stated += [(what, quantity) for what, quantity in self.cluster.assumptions if quantity not in listed]
         return [{"what": what, "value": q.value, "tag": q.tag, "source": q.source} for what, q in stated]
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanum.account.cost import Cost
+from nanum.account.traffic import Key
 from nanum.program import Collective, Compute, Node, Quantity, Repeat, Wait
 
 Clock = tuple[str, ...]  # (), the compute; (stream,); (stream, ticket)
@@ -70,7 +71,9 @@ def _after(second: Map, first: Map) -> Map:
         if id(row) not in done:
             total: Row = {}
             for through, seconds in row.items():
-                total = _later(total, _delayed(_row(first, through), seconds))
+                for start, before in _row(first, through).items():
+                    entry = before + seconds
+                    total[start] = np.maximum(total[start], entry) if start in total else entry
             done[id(row)] = total
         product[clock] = done[id(row)]
     return product
@@ -78,23 +81,60 @@ def _after(second: Map, first: Map) -> Map:
 
 def _power(rows: Map, count: Quantity) -> Map:
     """The map, `count` times over, by repeated squaring; where the count is 0 it changes nothing."""
-    if set(rows) == {COMPUTE} and set(rows[COMPUTE]) == {COMPUTE}:
-        return {COMPUTE: {COMPUTE: count * rows[COMPUTE][COMPUTE]}}
-    result: Map = {}
-    most, least = int(np.max(count)), int(np.min(count))
-    for bit in range(most.bit_length()):
+    if set(rows) <= {COMPUTE} and all(set(row) == {COMPUTE} for row in rows.values()):
+        return {clock: {COMPUTE: count * row[COMPUTE]} for clock, row in rows.items()}
+    least, most = int(np.min(count)), int(np.max(count))
+    if least == most == 1:
+        return rows
+    powered = _round_and_round(rows, np.maximum(count, 1) - 1) if most > 1 else rows
+    return powered if least else _select(np.asarray(count) > 0, powered, {})
+
+
+def _round_and_round(rows: Map, more: Quantity) -> Map:
+    """The map, then `more` rounds of it.
+
+    After a first round, clocks that share a row show the same time, so the further rounds have one state for each row.
+    Their map is `cycle`, dense as [to, from, layout]: few states and many layouts make this the quicker form.
+    """
+    starts = list({clock: None for row in rows.values() for clock in row})
+    rows = {
+        **{clock: {clock: 0.0} for clock in starts if clock not in rows},
+        **rows,
+    }  # what is only read stays as it is
+    state = {key: i for i, key in enumerate(dict.fromkeys(map(id, rows.values())))}
+    shape = np.broadcast_shapes(np.shape(more), *(np.shape(entry) for row in rows.values() for entry in row.values()))
+    first = np.full((len(state), len(starts), *(shape or (1,))), -np.inf)
+    cycle = np.full((len(state), len(state), *(shape or (1,))), -np.inf)
+    for row in {id(row): row for row in rows.values()}.values():
+        to = state[id(row)]
+        for column, start in enumerate(starts):
+            if start in row:
+                first[to, column] = row[start]
+                source = state[id(rows[start])]
+                np.maximum(cycle[to, source], row[start], out=cycle[to, source])
+    for bit in range(int(np.max(more)).bit_length()):
         if bit:
-            rows = _after(rows, rows)
-        if most == least:
-            if most >> bit & 1:
-                result = _after(rows, result) if result else rows
-            continue
-        mask = (count >> bit & 1).astype(bool)
+            cycle = _product(cycle, cycle)
+        mask = np.atleast_1d(more) >> bit & 1 == 1
         if mask.all():
-            result = _after(rows, result)
+            first = _product(cycle, first)
         elif mask.any():
-            result = _select(mask, _after(rows, result), result)
-    return result
+            first = np.where(mask, _product(cycle, first), first)
+    reached = first.max(axis=-1) > -np.inf
+    times = first if shape else first[..., 0]
+    ends = [
+        {start: times[to, column] for column, start in enumerate(starts) if reached[to, column]}
+        for to in range(len(state))
+    ]
+    return {clock: ends[state[id(row)]] for clock, row in rows.items()}
+
+
+def _product(second: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """(max,+) matrices [to, from, layout]."""
+    product: np.ndarray = second[:, 0, None] + first[0]
+    for through in range(1, len(first)):
+        np.maximum(product, second[:, through, None] + first[through], out=product)
+    return product
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +198,7 @@ class TimeMap:
 def fold(nodes: Sequence[Node], cost: Cost) -> TimeMap:
     """What the nodes do to the clocks.
 
-    An exchange without calls takes no part: its ticket is complete at once.
+    An exchange of no seconds takes no part: its ticket is complete at once, and does not queue behind the stream.
 
     Raises:
         ValueError: an exchange or a kernel cannot be costed (`Cost`).
@@ -180,12 +220,20 @@ def _fold(nodes: tuple[Node, ...], cost: Cost, known: dict[tuple[tuple[Node, ...
             run.wait(node)
         elif isinstance(node, Repeat) and np.max(node.count) > 0:
             body = _fold(node.body, _seen_by(node, cost), known)
-            if node.at is not None:
-                body = body.spread(node.at)
-            whole = whole.then(run.map()).then(body.times(node.count))
+            repeated = body.times(node.count) if node.at is None else _spread_times(body, node.count, node.at)
+            whole = whole.then(run.map()).then(repeated)
             run = _Run()
     known[nodes, cost] = whole = whole.then(run.map())
     return whole
+
+
+def _spread_times(body: TimeMap, count: Quantity, at: np.ndarray) -> TimeMap:
+    """The body `count` times over, for the layouts of which `at` says the place; each pair is worked out once."""
+    if np.ndim(count) == 0:
+        return body.times(count).spread(at)
+    pairs = at * (int(np.max(count)) + 1) + count
+    _, one, every = np.unique(pairs, return_index=True, return_inverse=True)
+    return body.spread(at[one]).times(count[one]).spread(every)
 
 
 def _seen_by(node: Repeat, cost: Cost) -> Cost:
@@ -237,7 +285,7 @@ class _Run:
         now = self._now()
         self.streams[node.stream] = self.streams.get(node.stream, 0.0) + seconds
         stream, ticket = (node.stream,), (node.stream, node.ticket)
-        takes_part = np.asarray(node.calls) > 0
+        takes_part = np.asarray(seconds) > 0
         if takes_part.all():
             self.rows[stream] = self.rows[ticket] = _delayed(_later(_row(self.rows, stream), now), seconds)
         elif not takes_part.any():
@@ -265,16 +313,6 @@ class _Run:
         return row
 
 
-class Exchange(NamedTuple):
-    """What tells one row of a ledger from another."""
-
-    axes: tuple[str, ...]
-    kind: str
-    phase: str
-    what: str
-    dtype: str
-
-
 class Busy(NamedTuple):
     """Seconds of one row's exchanges, and of those among them that the compute waits for at once."""
 
@@ -282,22 +320,22 @@ class Busy(NamedTuple):
     blocking_seconds: Quantity
 
 
-def busy(nodes: Sequence[Node], cost: Cost) -> dict[Exchange, Busy]:
+def busy(nodes: Sequence[Node], cost: Cost) -> dict[Key, Busy]:
     """Seconds of the exchanges by row of the ledger, repeats counted.
 
     Raises:
         ValueError: an exchange cannot be costed (`Cost`).
     """
-    rows: dict[Exchange, Busy] = {}
+    rows: dict[Key, Busy] = {}
 
-    def add(key: Exchange, seconds: Quantity, blocking_seconds: Quantity) -> None:
+    def add(key: Key, seconds: Quantity, blocking_seconds: Quantity) -> None:
         old = rows.get(key, Busy(0.0, 0.0))
         rows[key] = Busy(old.seconds + seconds, old.blocking_seconds + blocking_seconds)
 
     for node in nodes:
         if isinstance(node, Collective):
             seconds = cost.collective_seconds(node)
-            key = Exchange(node.axes, node.kind, node.phase, node.what, node.dtype)
+            key = Key(node.axes, node.kind, node.phase, node.what, node.dtype)
             add(key, seconds, seconds if node.stream is None else 0.0)
         elif isinstance(node, Repeat):
             for key, each in busy(node.body, _seen_by(node, cost)).items():
@@ -307,7 +345,7 @@ def busy(nodes: Sequence[Node], cost: Cost) -> dict[Exchange, Busy]:
     return rows
 
 
-def exposed(rows: dict[Exchange, Busy], exposed_seconds: Quantity) -> dict[Exchange, Quantity]:
+def exposed(rows: dict[Key, Busy], exposed_seconds: Quantity) -> dict[Key, Quantity]:
     """Seconds that each row holds the compute up: its blocking ones, and its share of what the streams expose."""
     streamed: Quantity = sum((each.seconds - each.blocking_seconds for each in rows.values()), start=0.0)
     share = exposed_seconds / np.where(np.asarray(streamed) > 0, streamed, 1.0)

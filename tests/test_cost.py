@@ -1,0 +1,346 @@
+"""What kernels and exchanges cost: coefficients refitted, placements by counting, times by hand or as published."""
+
+import csv
+import itertools
+import tomllib
+from importlib.resources import files
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import least_squares
+
+from nanum.account.cost import TILE_AREA, Cost, coefficients, place
+from nanum.account.timeline import fold
+from nanum.cluster import Chip, Cluster, Link, Quantity
+from nanum.collectives import KINDS, ring_steps, wire_bytes
+from nanum.layout import AXES, Layout
+from nanum.program import Collective, Compute, Repeat
+
+MEASURED = files("nanum") / "data/measured"
+
+
+def rows(name):
+    return list(csv.DictReader((MEASURED / name).read_text().splitlines()))
+
+
+def tables():
+    return {table["gpu"]: table for table in tomllib.loads((MEASURED / "cost.toml").read_text())["kernel_table"]}
+
+
+def known(value):
+    return Quantity(value, "assumed", "a test")
+
+
+def chip(**changed):
+    stated = {
+        "name": "a100-sxm-80gb",
+        "peak_flops_per_second": {"bf16": known(312e12), "fp32": known(19.5e12)},
+        "best_flops_per_second": {"bf16": known(271.2e12)},
+        "memory_bytes": known(80e9),
+        "memory_bytes_per_second": known(2e12),
+        "multiprocessors": known(108),
+    }
+    return Chip(**(stated | changed))
+
+
+def cluster(nodes=4, gpus_per_node=8):
+    nvlink = Link("NVLink", known(300e9), known(0.8), known(2e-6), 8)
+    network = Link("InfiniBand", known(25e9), known(0.5), known(10e-6), 16)
+    return Cluster("test", nodes, gpus_per_node, chip(), nvlink, network)
+
+
+def matmul(m, n, k, dtype="bf16"):
+    return Compute("linear", "forward", 2.0 * m * n * k, 2 * (m * n + n * k + m * k), dtype, (m, n, k))
+
+
+def exchange(kind, axes, size, payload, calls=1):
+    return Collective(kind, axes, "forward", "params", "bf16", size, calls, payload, wire_bytes(kind, payload, size))
+
+
+# The coefficients.
+
+
+def test_matmul_coefficients_are_the_fit_of_the_shipped_rows():
+    table = rows("kernels_matmul.csv")
+    names = ["A100-PCIe-80GB", "B200"]
+    which = np.array([names.index(row["gpu"]) for row in table])
+    m, n, k, fraction = (
+        np.array([float(row[field]) for row in table]) for field in ("m", "n", "k", "fraction_of_peak")
+    )
+    peak, best, multiprocessors = (
+        np.array([tables()[name][field] for name in names])[which]
+        for field in ("peak_flops_per_second", "best_flops_per_second", "multiprocessors")
+    )
+
+    def log_error(logs):
+        depth, tile, *typical = np.exp(logs)
+        slower = (1 + depth / k) * (1 + tile * multiprocessors * TILE_AREA / (m * n))
+        return np.log(np.array(typical)[which] * best / slower / (fraction * peak))
+
+    fit = least_squares(log_error, np.log([50, 0.5, 1, 1]), loss="soft_l1", f_scale=0.1)
+    shipped = coefficients()
+    typical = [shipped.family("a100-sxm-80gb").matmul.value, shipped.family("b200").matmul.value]
+    assert np.exp(fit.x) == pytest.approx([shipped.matmul_depth.value, shipped.matmul_tile.value, *typical], rel=2e-3)
+    error = np.abs(np.exp(log_error(fit.x)) - 1)
+    assert [error[which == i].mean() for i in (0, 1)] == pytest.approx([0.05, 0.10], abs=0.005)
+
+
+@pytest.mark.parametrize(("gpu", "name"), [("A100-PCIe-80GB", "a100-sxm-80gb"), ("B200", "b200")])
+def test_attention_coefficients_are_the_medians_of_the_shipped_rows(gpu, name):
+    table = [row for row in rows("kernels_attention.csv") if row["gpu"] == gpu and int(row["heads"]) >= 32]
+    family = coefficients().family(name)
+    for direction, shipped in (("forward", family.attention_forward), ("backward", family.attention_backward)):
+        whole = np.median([float(row["fraction_of_peak"]) for row in table if row["direction"] == direction])
+        assert shipped.value == pytest.approx(whole / 2, abs=0.0006)  # of the square, the causal half is useful
+    assert family.attention_backward.value < family.attention_forward.value
+
+
+def test_every_coefficient_has_a_source():
+    for entry in Cost(cluster(), Layout()).assumptions():
+        assert entry["source"]
+        assert entry["tag"] in ("datasheet", "measured", "assumed", "derived")
+
+
+def test_unlisted_chips_are_of_the_first_family():
+    assert coefficients().family("a chip of tomorrow") is coefficients().families[0]
+
+
+# Kernels.
+
+
+def test_a_large_matmul_runs_at_the_sustained_rate_and_small_ones_slower():
+    cost, family = Cost(cluster(), Layout()), coefficients().family("a100-sxm-80gb")
+    sustained = 271.2e12 * family.matmul.value * coefficients().matmul_sustained.value
+    rates = [node.flops / cost.compute_seconds(node) for node in (matmul(s, s, s) for s in (2**16, 4096, 1024))]
+    assert rates[0] == pytest.approx(sustained, rel=0.01)
+    assert rates[0] > rates[1] > rates[2]
+
+
+def test_a_batch_of_matmuls_fills_the_chip_like_a_taller_one():
+    cost = Cost(cluster(), Layout())
+    one = matmul(32 * 512, 512, 128)
+    batch = Compute("scores", "forward", one.flops, one.bytes_moved, "bf16", (512, 512, 128))
+    assert cost.compute_seconds(batch) == pytest.approx(cost.compute_seconds(one))
+
+
+def test_other_kernels_are_bound_by_memory_or_by_the_launch():
+    cost = Cost(cluster(), Layout())
+    norm = Compute("norm", "forward", 1e15, 2e9, "bf16")
+    assert cost.compute_seconds(norm) == pytest.approx(2e9 / (2e12 * 0.85))
+    assert cost.compute_seconds(Compute("norm", "forward", 0.0, 2, "bf16")) == 5e-6
+    assert cost.compute_seconds(Compute("norm", "forward", 0.0, 0, "bf16")) == 0
+    assert cost.compute_seconds(matmul(1, 4096, 4096)) >= 2 * 4096**2 / (2e12 * 0.85)
+
+
+def test_attention_backward_is_less_efficient():
+    cost = Cost(cluster(), Layout())
+    forward, backward, again = (
+        cost.compute_seconds(Compute("attention", phase, 1e12, 1e6, "bf16"))
+        for phase in ("forward", "backward", "recompute")
+    )
+    assert forward == again == pytest.approx(1e12 / (312e12 * 0.548 * 0.79))
+    assert backward == pytest.approx(forward * 0.548 / 0.442)
+
+
+def test_a_dtype_without_a_best_matmul_takes_a_tagged_fraction_of_the_peak():
+    cost = Cost(cluster(), Layout())
+    node, half = matmul(2**16, 2**16, 2**16, "fp32"), coefficients().matmul_best_fraction
+    assert not [entry for entry in cost.assumptions() if "fp32" in entry["what"]]
+    seconds = cost.compute_seconds(node)
+    assert node.flops / seconds == pytest.approx(19.5e12 * half.value * 0.930 * 0.89, rel=0.01)
+    listed = {entry["what"]: entry for entry in cost.assumptions()}
+    assert listed["best matmul over peak, fp32"]["tag"] == "assumed"
+    with pytest.raises(ValueError, match="a100-sxm-80gb states no FLOPs a second for fp4"):
+        cost.compute_seconds(matmul(8, 8, 8, "fp4"))
+
+
+# Exchanges.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wire_bytes_of_ints_and_arrays(kind):
+    payload, size = np.array([0, 64, 1000, 2**40]), np.array([1, 2, 7, 1024])
+    expected = {
+        "all_reduce": lambda s, n: 2 * s * (n - 1) // n,
+        "all_gather": lambda s, n: s * (n - 1) // n,
+        "reduce_scatter": lambda s, n: s * (n - 1) // n,
+        "all_to_all": lambda s, n: s * (n - 1) // n,
+    }.get(kind, lambda s, n: s if n > 1 else 0)
+    each = [wire_bytes(kind, int(s), int(n)) for s, n in zip(payload, size, strict=True)]
+    assert all(type(b) is int for b in each)
+    assert wire_bytes(kind, payload, size).tolist() == each
+    assert each == [expected(int(s), int(n)) for s, n in zip(payload, size, strict=True)]
+    assert wire_bytes(kind, 10**9, 1) == ring_steps(kind, 1) == 0
+    assert ring_steps(kind, size).tolist() == [ring_steps(kind, int(n)) for n in size]
+
+
+def test_unknown_kinds_are_refused():
+    for asked in (wire_bytes, ring_steps):
+        with pytest.raises(ValueError, match="gossip is not a collective"):
+            asked("gossip", *([8] * (2 if asked is wire_bytes else 1)))
+
+
+def groups(sizes, axes):
+    """All groups of these axes, each a list of ranks, the last mesh axis varying fastest."""
+    strides = {axis: prod(sizes[inner] for inner in AXES[i + 1 :]) for i, axis in enumerate(AXES)}
+
+    def ranks(some):
+        spans = [range(0, sizes[axis] * strides[axis], strides[axis]) for axis in some]
+        return [sum(offsets) for offsets in itertools.product(*spans)]
+
+    return [[base + offset for offset in ranks(axes)] for base in ranks([axis for axis in AXES if axis not in axes])]
+
+
+axis_sizes = st.fixed_dictionaries({axis: st.sampled_from((1, 2, 3, 4, 5)) for axis in AXES})
+some_axes = st.sets(st.sampled_from(AXES), min_size=1).map(lambda chosen: tuple(a for a in AXES if a in chosen))
+
+
+@settings(deadline=None)
+@given(axis_sizes, some_axes, st.sampled_from((1, 2, 3, 4, 6, 8, 16, 72)))
+def test_placement_is_that_of_counted_ranks(sizes, axes, gpus_per_node):
+    where = Cost(cluster(1, gpus_per_node), Layout(**sizes)).placement(axes)
+    spans = [{rank // gpus_per_node for rank in group} for group in groups(sizes, axes)]
+    first = [rank // gpus_per_node for rank in groups(sizes, axes)[0]]
+    if len(spans[0]) == 1 and len(first) > 1:
+        if any(len(span) > 1 for span in spans):  # some group straddles two nodes
+            assert (where.members, where.nodes) == (1, 2)
+        elif where.nodes > 1:  # taken to straddle, and may in a larger world
+            assert gpus_per_node % prod(sizes.values())
+        else:
+            assert where.members == len(first)
+    else:
+        assert where.members == first.count(0)
+        assert where.nodes == -(-len(first) // first.count(0)) <= len(spans[0])
+
+
+powers = st.fixed_dictionaries({axis: st.sampled_from((1, 2, 4)) for axis in AXES})
+
+
+@settings(deadline=None)
+@given(st.lists(powers, min_size=1, max_size=5), some_axes, st.sampled_from((1, 2, 4, 8, 16)))
+def test_placement_of_powers_of_two_is_exact_for_every_group_and_as_arrays(layouts, axes, gpus_per_node):
+    arrays = {axis: np.array([sizes[axis] for sizes in layouts]) for axis in AXES}
+    cost = Cost(cluster(1, gpus_per_node), Layout(**arrays))
+    where = cost.placement(axes)
+    for i, sizes in enumerate(layouts):
+        for group in groups(sizes, axes)[:50]:
+            nodes = [rank // gpus_per_node for rank in group]
+            assert len(set(nodes)) == where.nodes[i]
+            assert {nodes.count(node) for node in nodes} == {where.members[i]}
+        assert cost.link(axes)[i] == ("InfiniBand" if where.nodes[i] > 1 else "NVLink")
+
+
+def test_a_single_run_reads_as_its_stride():
+    assert (place([(1, 16)], 8, 64).members, place([(1, 16)], 8, 64).nodes) == (8, 2)
+    assert (place([(4, 4)], 8, 64).members, place([(4, 4)], 8, 64).nodes) == (2, 2)
+    assert (place([(8, 4)], 8, 64).members, place([(8, 4)], 8, 64).nodes) == (1, 4)
+
+
+LAYOUT = Layout(dp_replicate=2, dp_shard=4, cp=1, tp=4)  # 32 GPUs: two of the four shards on a node
+
+
+def test_an_exchange_within_the_node():
+    seconds = Cost(cluster(), LAYOUT).collective_seconds(exchange("all_reduce", ("tp",), 4, 8e9))
+    assert seconds == pytest.approx(6 * 2e-6 + 2 * 8e9 * 3 / 4 / (300e9 * 0.8))
+
+
+@pytest.mark.parametrize(("kind", "passes"), [("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)])
+def test_an_exchange_across_nodes_shares_the_node_s_way_out(kind, passes):
+    cost = Cost(cluster(), LAYOUT)
+    assert cost.link(("dp_shard",)) == "InfiniBand"
+    seconds = cost.collective_seconds(exchange(kind, ("dp_shard",), 4, 8e9))
+    latency = passes * ((2 - 1) * 2e-6 + (2 - 1) * 10e-6)
+    assert seconds == pytest.approx(latency + passes * 8e9 / 2 / 2 / (25e9 * 0.5))
+
+
+def test_an_all_to_all_sends_each_piece_to_its_rank():
+    seconds = Cost(cluster(), LAYOUT).collective_seconds(exchange("all_to_all", ("dp_shard",), 4, 8e9))
+    assert seconds == pytest.approx(2e-6 + 10e-6 + 8e9 * 2 / 4 / (25e9 * 0.5))
+
+
+def test_a_send_takes_the_link_to_the_next_stage():
+    near, far = Layout(pp=2, tp=4), Layout(pp=4, tp=8)
+    send = exchange("send", ("pp",), 2, 1e9)
+    assert Cost(cluster(1), near).collective_seconds(send) == pytest.approx(2e-6 + 1e9 / 240e9)
+    assert Cost(cluster(), far).collective_seconds(exchange("send", ("pp",), 4, 1e9)) == pytest.approx(
+        10e-6 + 1e9 / 12.5e9
+    )
+
+
+def test_the_two_ends_of_a_pipeline_are_a_group_of_two():
+    tied = exchange("all_reduce", ("pp",), 2, 1e9)
+    assert Cost(cluster(), Layout(pp=4, tp=8)).collective_seconds(tied) == pytest.approx(2 * 10e-6 + 1e9 / 12.5e9)
+
+
+def test_calls_share_the_payload_and_each_pays_the_latency():
+    cost = Cost(cluster(), LAYOUT)
+    none, one, ten = (cost.collective_seconds(exchange("all_gather", ("tp",), 4, 8e9, calls)) for calls in (0, 1, 10))
+    assert none == pytest.approx(8e9 * 3 / 4 / (300e9 * 0.8))  # bytes that ride along in another's call
+    assert [one - none, ten - none] == pytest.approx([3 * 2e-6, 10 * 3 * 2e-6])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_of_one_exchanges_nothing(kind):
+    assert Cost(cluster(), LAYOUT).collective_seconds(exchange(kind, ("cp",), 1, 8e9)) == 0
+
+
+def test_the_published_bus_bandwidth_of_four_b200_nodes():
+    """ml-engineering, network/README.md: 16 GiB over 32 ranks reach a busbw of 381.8 GB/s over NICs of 50."""
+    nvlink = Link("NVLink 5", known(900e9), known(0.75), known(0.0), 8)
+    network = Link("EFA v4", known(50e9), known(0.739), known(0.0), 32)
+    b200 = Cluster("four nodes", 4, 8, chip(name="b200"), nvlink, network)
+    payload = 17_179_869_184
+    seconds = Cost(b200, Layout(dp_shard=32)).collective_seconds(exchange("all_reduce", ("dp_shard",), 32, payload))
+    assert payload / seconds * 2 * 31 / 32 == pytest.approx(381.8e9, rel=0.001)
+
+
+def test_an_axis_outside_the_mesh_is_refused():
+    with pytest.raises(ValueError, match="no mesh axis ring among pp, dp_replicate, dp_shard, cp, tp"):
+        Cost(cluster(), LAYOUT).link(("ring",))
+
+
+# Many layouts at once.
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(powers, st.integers(0, 2**34), st.integers(1, 4096)), min_size=1, max_size=5), some_axes)
+def test_arrays_cost_what_each_layout_does(layouts, axes):
+    sizes = {axis: np.array([each[axis] for each, _, _ in layouts]) for axis in AXES}
+    payload, m = (np.array([layout[i] for layout in layouts]) for i in (1, 2))
+    together = Cost(cluster(), Layout(**sizes))
+    size = prod(sizes[axis] for axis in axes)
+    nodes = [matmul(m, 512, 256), Compute("norm", "forward", 0.0, payload, "bf16")]
+    exchanges = [exchange(kind, axes, size, payload, (size > 1) * 1) for kind in KINDS]
+    for i, (each, _, _) in enumerate(layouts):
+        alone, n = Cost(cluster(), Layout(**each)), int(size[i])
+        assert together.compute_seconds(nodes[0])[i] == pytest.approx(
+            alone.compute_seconds(matmul(int(m[i]), 512, 256))
+        )
+        same = Compute("norm", "forward", 0.0, int(payload[i]), "bf16")
+        assert together.compute_seconds(nodes[1])[i] == pytest.approx(alone.compute_seconds(same))
+        for node in exchanges:
+            single = exchange(node.kind, axes, n, int(payload[i]), (n > 1) * 1)
+            assert together.collective_seconds(node)[i] == pytest.approx(alone.collective_seconds(single))
+
+
+def test_a_repeat_s_body_is_costed_in_its_smaller_space():
+    tp = np.array([2, 8, 2, 16, 8])
+    layout = Layout(tp=tp, dp_shard=32 // tp)
+    small, at = np.array([2, 8, 16]), np.array([0, 1, 0, 2, 1])
+    body = (exchange("all_reduce", ("tp",), small, 10**8 * small),)
+    together = fold([Repeat(3, body, at)], Cost(cluster(), layout)).total_seconds
+    for i in range(5):
+        alone = Cost(cluster(), Layout(tp=int(tp[i]), dp_shard=int(32 // tp[i])))
+        node = exchange("all_reduce", ("tp",), int(tp[i]), 10**8 * int(tp[i]))
+        assert together[i] == pytest.approx(3 * alone.collective_seconds(node))
+
+
+def test_a_repeat_may_not_hide_where_a_group_sits():
+    """The same group of two, within a node in one layout and across nodes in the other, is no one place."""
+    layout = Layout(dp_shard=2, tp=np.array([4, 8]))
+    body = (exchange("all_reduce", ("dp_shard",), np.array([2]), np.array([10**8])),)
+    with pytest.raises(ValueError, match="place the groups of dp_shard differently"):
+        fold([Repeat(3, body, np.array([0, 0]))], Cost(cluster(), layout))
