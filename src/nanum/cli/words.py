@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from nanum.errors import Refused
-from nanum.job import Job, default_global_batch_size, default_seq_len
-from nanum.layout import AXES, Layout, Structure
+from nanum.job import Job, Optimizer, Precision, default_global_batch_size, default_seq_len
+from nanum.layout import AXES, Layout, Recompute, Schedule, Structure
 
 if TYPE_CHECKING:
     from nanum.cluster import Cluster
@@ -28,14 +28,14 @@ DEFAULT_ENGINE = "torchtitan"
 
 # The words of each choice: those modelled, then those that exist but are not modelled yet.
 CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "precision": (("bf16", "fp16", "fp32"), ("fp8",)),
-    "optimizer": (("adamw", "sgd"), ()),
+    "precision": (get_args(Precision), ("fp8",)),
+    "optimizer": (get_args(Optimizer), ()),
     "zero": (("0", "1", "2", "3"), ()),
     "schedule": (
-        ("gpipe", "1f1b"),
+        get_args(Schedule),
         ("interleaved", "looped-bfs", "zb-h1", "zb-h2", "zbv", "dualpipe", "dualpipev"),
     ),
-    "recompute": (("none", "selective", "full"), ()),
+    "recompute": (get_args(Recompute), ()),
     "attention": (("flash", "eager"), ()),
     "loss": (("full",), ("chunked", "fused")),
     "offload": (("none",), ("optimizer", "params", "activations")),
@@ -100,6 +100,7 @@ class Reader:
         return self.flags.get(name) is not None
 
     def word(self, name: str) -> str | None:
+        """What the user said, or None."""
         value = self.flags.get(name)
         return value.strip() if isinstance(value, str) else None
 
@@ -109,11 +110,12 @@ def whole_number(what: str, word: str, largest: int = LARGEST) -> int:
     word = word.strip()
     if not re.fullmatch(r"[+-]?[0-9]+", word):
         raise Refused([f"{what} is not a whole number"])
-    if word.startswith("-") or not word.lstrip("+").strip("0"):
+    digits = word.lstrip("+0")
+    if word.startswith("-") or not digits:
         raise Refused([f"{what}: must be at least 1"])
-    if len(word.lstrip("+0")) > len(str(largest)) or int(word) > largest:
+    if len(digits) > len(str(largest)) or int(digits) > largest:
         raise Refused([f"{what}: must be at most {largest:,}"])
-    return int(word)
+    return int(digits)
 
 
 def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, int]:
@@ -161,7 +163,7 @@ def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | 
 
     model = _loaded(load_model, model_word, reader)
     cluster = _loaded(load_cluster, cluster_word, reader)
-    engine = _loaded(load_engine, reader.word("engine") or DEFAULT_ENGINE, reader)
+    engine = _loaded(load_engine, DEFAULT_ENGINE if (said := reader.word("engine")) is None else said, reader)
     job = _job(reader, model)
     if not reader.said("engine"):
         reader.defaults.append(f"engine {DEFAULT_ENGINE}")
