@@ -106,10 +106,10 @@ def bubble() -> list[dict[str, Any]]:
 
     A backward pass takes twice a forward's time: two matmuls for each one.
     """
-    forward_seconds, backward_seconds = np.ones((BUBBLE_STAGES, 1)), np.full((BUBBLE_STAGES, 1), 2.0)
+    one = np.ones((BUBBLE_STAGES, 1))
     rows = []
     for count in BUBBLE_MICROBATCHES:
-        finish = finish_times("1f1b", count, forward_seconds, backward_seconds)
+        finish = finish_times("1f1b", count, {"forward": one, "backward": 2 * one})
         fraction = float(finish.bubble_seconds.max() / finish.total_seconds.max())
         rows.append({"stages": BUBBLE_STAGES, "num_microbatches": count, "fraction": fraction})
     return rows

@@ -10,11 +10,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nanum.errors import Refused
 
-NO_DEVICE, NO_TORCH = 2, 3  # exit codes of nanum.live.bench
+NO_TORCH, NO_DEVICE = 3, 4  # exit codes of nanum.live.bench
 MISSING_TORCH = "this part measures with PyTorch, which is not installed: pip install 'nanum[torch]'"
 
 Progress = Callable[[int, int], None]
@@ -35,39 +35,42 @@ def bench(arguments: Sequence[str], progress: Progress) -> dict[str, Any]:
     if torch_is_missing():
         raise Refused([MISSING_TORCH])
     said: list[str] = []
-    command = [sys.executable, "-m", "nanum.live.bench", *arguments]
     with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
-        process = subprocess.Popen(
-            command,
-            stdout=answer,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env=_environment(),
-        )
-        try:
+        with _started(arguments, answer) as process:
             assert process.stderr is not None
-            for line in process.stderr:
-                match line.split():
-                    case ["progress", done, total]:
-                        progress(int(done), int(total))
-                    case _:
-                        said.append(line.rstrip())
-            code = process.wait()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        if code == NO_TORCH:
+            try:
+                for line in process.stderr:
+                    match line.split():
+                        case ["progress", done, total]:
+                            progress(int(done), int(total))
+                        case _:
+                            said.append(line.rstrip())
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode == NO_TORCH:
             raise Refused([f"{MISSING_TORCH} ({said[-1]})" if said else MISSING_TORCH])
-        if code == NO_DEVICE:
+        if process.returncode == NO_DEVICE:
             raise Refused(said)
-        if code:
-            raise RuntimeError(f"nanum.live.bench {' '.join(arguments)} ended with {code}: " + "\n".join(said))
+        if process.returncode:
+            ended = f"nanum.live.bench {' '.join(arguments)} ended with {process.returncode}"
+            raise RuntimeError("\n".join([ended, *said]))
         answer.seek(0)
         document: dict[str, Any] = json.load(answer)
         return document
+
+
+def _started(arguments: Sequence[str], answer: IO[str]) -> subprocess.Popen[str]:
+    """Its stdout is a file: it is read only once the process has ended, and a pipe could fill up until then."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "nanum.live.bench", *arguments],
+        stdout=answer,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=_environment(),
+    )
 
 
 def device_name(device: dict[str, Any]) -> str:

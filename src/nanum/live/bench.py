@@ -1,7 +1,7 @@
 """Two measurements of the lesson, run as a process: `python -m nanum.live.bench amdahl | memory`.
 
 One JSON document on stdout; `progress DONE TOTAL` lines on stderr. It imports torch, so nobody imports it.
-Exit codes: 0 measured, 2 a device that is not there, 3 no usable torch.
+Exit codes: 0 measured, 2 arguments that cannot be read, 3 no usable torch, 4 a device that is not there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ try:
 except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(3)
+
+NO_DEVICE = 4
 
 SHARES = (1, 2, 4, 8, 16, 32)
 DIVIDED_LAYERS = 4
@@ -47,12 +49,12 @@ def progress(done: int, total: int) -> None:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """CUDA where there is one, then MPS, then the CPU; or the one asked for. Exits with 2 if that one is not there."""
+    """CUDA where there is one, then MPS, then the CPU; or the one asked for. Exits with 4 if that one is not there."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kind = next(kind for kind, here in there.items() if here) if wanted == "auto" else wanted
     if not there[kind]:
         print(f"device={kind} is not available to torch {torch.__version__} on this machine", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(NO_DEVICE)
     return torch.device(kind)
 
 
