@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nanum.arrays import distinct
 from nanum.blocks.body import Body
 from nanum.blocks.ends import embedding_body, head_body, rotary_angles_bytes
 from nanum.blocks.layer import layer_body
@@ -23,9 +24,10 @@ from nanum.model import Model
 from nanum.parallel.chain import Chain, Stage
 from nanum.parallel.flat_buffers import FlatBuffers, buffer
 from nanum.parallel.fully_shard import FullyShard
-from nanum.parallel.pipeline import DataParallel, Step, step
+from nanum.parallel.replicated import Replicated
+from nanum.parallel.pipeline import DataParallel, Place, Step, step
 from nanum.parallel.units import Unit, unit
-from nanum.sharding import Shapes
+from nanum.sharding import BATCH_AXES, Shapes
 
 BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "micro_batch_size")
 """What a part of the model can see of a layout. Layouts that differ in nothing else share its body."""
@@ -42,34 +44,45 @@ class Parts:
     head: Body
 
 
-def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any) -> Step:
-    """One step of pipeline stage `stage` (an int, or an array beside the layout's arrays)."""
-    body_layout, at = _body_space(layout)
-    parts = emit_parts(model, job, body_layout, engine)
+def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, parts: Parts | None = None) -> Step:
+    """One step of pipeline stage `stage` (an int, or an array beside the layout's arrays).
+
+    Emitted once for what differs: bodies for distinct shapes, actions for distinct stages, and counts for every stage. `parts` are
+    those of an earlier call, where they are the same (`emit_parts` says of what).
+    """
+    at_body, body_layout = body_space(layout)
+    parts = parts or emit_parts(model, job, body_layout, engine)
     m = job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)
-    where = Stage(
-        engine.layers_of_stage(model.num_hidden_layers, layout.pp, stage), (stage == 0) * 1, (stage == layout.pp - 1) * 1, stage, layout.pp, m, at
-    )
-    tied = None
-    if model.tie_word_embeddings:
-        w = parts.embedding.weights[0]
-        tied = where.take(parts.shapes.elements(w.dims, w.split))
+    layers = engine.layers_of_stage(model.num_hidden_layers, layout.pp, stage)
+    first, last = (stage == 0) * 1, (stage == layout.pp - 1) * 1
+    at = None
+    kinds: Any = (layers, first, last, at_body, layout.pp)
+    if at_body is not None:
+        kinds, at = distinct(kinds)
+    layers, first, last, at_body, pp = kinds
+    where = Stage(layers, first, last, 1 - last, 1 - first, at_body)
+    shapes, numerics = parts.shapes, parts.conventions.numerics
+    table = parts.embedding.weights[0]
     chain = Chain(
         where,
         parts.embedding,
         parts.layer,
         parts.head,
-        dtype=parts.conventions.numerics.compute_dtype,
-        layer_tp=layout.tp,
-        input_bytes=8 * layout.micro_batch_size * (job.seq_len // layout.cp),
+        dtype=numerics.compute_dtype,
+        tp=where.take(shapes.mesh["tp"]),
+        pp=pp,
+        input_bytes=where.take(8 * shapes.part("B", BATCH_AXES) * shapes.part("S", ("cp",))),
         frame_bytes=rotary_angles_bytes(model, parts.conventions, job.seq_len),
-        tied_elements=tied,
+        tied_elements=where.take(shapes.elements(table.dims, table.split)) if model.tie_word_embeddings else None,
     )
-    return step(chain, _data_parallel(chain, parts, layout, engine), layout.structure, parts.conventions)
+    data = _data_parallel(chain, parts, layout.structure, engine)
+    return step(chain, data, layout.structure, parts.conventions, Place(stage, layout.pp, m, at))
 
 
 def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:
-    """Embedding, layer and head, forward and backward, with their tensors' splits stated."""
+    """Embedding, layer and head, forward and backward, with their tensors' splits stated.
+
+    They depend on the engine, the sizes named in `BODY_FIELDS`, and of the structure on all but the schedule and the pipeline."""
     conventions = engine.conventions(model, job, layout.structure)
     shapes = Shapes({a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions))
     make = (embedding_body, layer_body, head_body)
@@ -95,31 +108,32 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
     }
 
 
-def _data_parallel(chain: Chain, parts: Parts, layout: Layout, engine: Engine) -> DataParallel:
+def _data_parallel(chain: Chain, parts: Parts, structure: Structure, engine: Engine) -> DataParallel:
     s, shapes, conventions = chain.stage, parts.shapes, parts.conventions
     if engine.data_parallel == "flat_buffers":
         parts_of = ((parts.embedding, s.embeds), (parts.layer, 1), (parts.head, s.heads))
-        buffers = (buffer(shapes, b.weights, b.weight_grads, conventions, layout.structure.zero).times(n, s.take) for b, n in parts_of)
-        return FlatBuffers(chain, conventions, layout.structure, *buffers, data_ranks=shapes.ranks(("dp_replicate", "dp_shard", "cp")))
+        buffers = (buffer(shapes, b.weights, b.weight_grads, conventions, structure.zero).times(n, s.take) for b, n in parts_of)
+        return FlatBuffers(chain, conventions, structure, *buffers, data_ranks=shapes.ranks(("dp_replicate", "dp_shard", "cp")))
 
     def of(body: Body, presence: Any) -> Unit:
         return unit(shapes, body.weights, body.weight_grads, conventions).times(presence, s.take)
 
     embedding, layer, head = of(parts.embedding, s.embeds), of(parts.layer, 1), of(parts.head, s.heads)
+    if engine.data_parallel == "plain_or_fully_shard" and structure.zero == 0:
+        return Replicated(chain, conventions, embedding, layer, head)
     if conventions.units == "root":
         embedding, head = embedding + head, head.times(0, lambda q: q)
-    return FullyShard(chain, conventions, layout.structure, embedding, layer, head)
+    return FullyShard(chain, conventions, structure, embedding, layer, head)
 
 
-def _body_space(layout: Layout) -> tuple[Layout, np.ndarray | None]:
-    """The distinct layouts as a body sees them, and where each layout is among them."""
+def body_space(layout: Layout) -> tuple[np.ndarray | None, Layout]:
+    """The place of each layout among those that are distinct to a body, and these."""
     columns = [getattr(layout, f) for f in BODY_FIELDS]
     if not any(isinstance(c, np.ndarray) for c in (*columns, layout.pp)):
-        return layout, None
-    table = np.stack(np.broadcast_arrays(*columns, layout.pp)[:-1], axis=-1)
-    distinct, at = np.unique(table, axis=0, return_inverse=True)
-    fields: dict[str, Any] = dict(zip(BODY_FIELDS, distinct.T, strict=True))
-    return Layout(**fields, pp=1, structure=layout.structure, rank_order=layout.rank_order), at.ravel()
+        return None, layout
+    rows, at = distinct([*columns, 0 * layout.pp])
+    fields: dict[str, Any] = dict(zip(BODY_FIELDS, rows, strict=False))
+    return at, Layout(**fields, pp=1, structure=layout.structure, rank_order=layout.rank_order)
 
 
 def one_device(structure: Structure | None = None) -> Layout:

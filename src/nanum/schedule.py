@@ -7,7 +7,7 @@ reads from that order what is in flight; time is the exact (max,+) recurrence ov
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,25 @@ class Action(NamedTuple):
 
 
 Order = tuple[tuple[Action, ...], ...]  # by stage
+
+NAMES = (
+    "forward.first", "forward", "forward.paired",
+    "backward.only", "backward.first", "backward.paired", "backward.last_paired", "backward", "backward.last",
+)  # fmt: skip
+"""What an action can differ in by its place: it is the step's first, its last, or follows an action of the other kind (paired), which
+has left the weights in another state."""
+
+
+def name_of(action: Action, before: str | None, num_microbatches: int) -> str:
+    """The name of an action whose stage did an action of kind `before` just before it."""
+    if action.kind == "F":
+        return "forward.first" if action.micro_batch == 0 else "forward.paired" if before == "B" else "forward"
+    last = action.micro_batch == num_microbatches - 1
+    if action.micro_batch == 0:
+        return "backward.only" if last else "backward.first"
+    if before == "F":
+        return "backward.last_paired" if last else "backward.paired"
+    return "backward.last" if last else "backward"
 
 
 class Runs(NamedTuple):
@@ -130,6 +149,7 @@ class _Graph:
     rows: int
     levels: tuple[_Level, ...]
     last: NDArray[np.int64]  # row of each stage's last action
+    used: NDArray[np.int64]  # [pp, names]: how often each stage does what
 
 
 def _waits_for(action: Action, stage: int, pp: int) -> tuple[int, Action] | None:
@@ -144,6 +164,7 @@ def _graph(schedule: str, pp: int, num_microbatches: int) -> _Graph:
     total = sum(map(len, stages))
     row: dict[tuple[int, Action], int] = {}
     position, latest = [0] * pp, [0] * pp
+    used = np.zeros((pp, len(NAMES)), np.int64)
     levels = []
     while len(row) < total:
         start = len(row) + 1
@@ -157,17 +178,16 @@ def _graph(schedule: str, pp: int, num_microbatches: int) -> _Graph:
         assert ready, "an order in which every stage waits"
         columns = []
         for offset, (stage, action, source) in enumerate(ready):
-            # Durations are stacked as forward, backward, first forward, last backward, of pp rows each.
-            if action.kind == "F":
-                block = 2 if action.micro_batch == 0 else 0
-            else:
-                block = 3 if action.micro_batch == num_microbatches - 1 else 1
+            # Durations are stacked by name, of pp rows each.
+            before = stages[stage][position[stage] - 1].kind if position[stage] else None
+            block = NAMES.index(name_of(action, before, num_microbatches))
+            used[stage, block] += 1
             columns.append((latest[stage], source, block * pp + stage))
             row[stage, action] = latest[stage] = start + offset
             position[stage] += 1
-        before, source_rows, duration = np.array(columns, dtype=np.int64).T
-        levels.append(_Level(start, start + len(ready), before, source_rows, duration))
-    return _Graph(total + 2, tuple(levels), np.array(latest, dtype=np.int64))
+        before_rows, source_rows, duration = np.array(columns, dtype=np.int64).T
+        levels.append(_Level(start, start + len(ready), before_rows, source_rows, duration))
+    return _Graph(total + 2, tuple(levels), np.array(latest, dtype=np.int64), used)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,40 +205,31 @@ class Finish:
 
 
 def finish_times(
-    schedule: str,
-    num_microbatches: int,
-    forward_seconds: ArrayLike,
-    backward_seconds: ArrayLike,
-    send_seconds: ArrayLike = 0.0,
-    *,
-    first_forward: ArrayLike | None = None,
-    last_backward: ArrayLike | None = None,
+    schedule: str, num_microbatches: int, durations: Mapping[str, ArrayLike], send_seconds: ArrayLike = 0.0
 ) -> Finish:
     """The exact end of a step: each action starts when its stage is free and its input has come.
 
     Args:
         schedule: a name of `WARMUP`.
         num_microbatches: of all n layouts.
-        forward_seconds, backward_seconds: [pp, n], of one micro-batch on each stage.
+        durations: [pp, n] seconds of the actions of each name of `NAMES`; one that is not given lasts as long as "forward" or
+            "backward", which must be.
         send_seconds: [n], from the end of an action to the start of the next stage's; the sender does not wait.
-        first_forward, last_backward: [pp, n], of the first forward and the last backward where they differ.
 
     Raises:
         ValueError: the schedule is unknown, or there is no micro-batch.
     """
-    forward, backward, send, first, last = _stacked(
-        forward_seconds, backward_seconds, send_seconds, first_forward, last_backward
-    )
-    pp, n = forward.shape
+    stacked, send = _stacked(durations, send_seconds)
+    _, pp, n = stacked.shape
+    durations_by_row = stacked.reshape(-1, n)
     graph = _graph(schedule, pp, num_microbatches)
-    durations = np.concatenate([forward, backward, first, last])
-    busy = (num_microbatches - 1) * (forward + backward) + first + last
+    busy = np.zeros((pp, n))
     ends = np.empty((pp, n))
     # In blocks of layouts: the table of finish times stays within a few megabytes.
     width = max(1, 2_000_000 // graph.rows)
     for begin in range(0, n, width):
         part = slice(begin, begin + width)
-        duration, sent = np.ascontiguousarray(durations[:, part]), send[part]
+        duration, sent = np.ascontiguousarray(durations_by_row[:, part]), send[part]
         finished = np.empty((graph.rows, duration.shape[1]))
         finished[0], finished[-1] = 0.0, -np.inf
         for level in graph.levels:
@@ -228,65 +239,66 @@ def finish_times(
             arrived += duration.take(level.duration, axis=0)
             finished[level.start : level.stop] = arrived
         ends[:, part] = finished[graph.last]
+    for stage, used in enumerate(graph.used):
+        busy[stage] = np.tensordot(used, stacked[:, stage], 1)
     return Finish(ends, busy, ends.max(axis=0))
 
 
 def lower_bound(
     schedule: str,
     num_microbatches: Size,
-    forward_seconds: ArrayLike,
-    backward_seconds: ArrayLike,
-    send_seconds: ArrayLike = 0.0,
     *,
-    first_forward: ArrayLike | None = None,
-    last_backward: ArrayLike | None = None,
+    busy: ArrayLike,
+    first_forward: ArrayLike,
+    last_backward: ArrayLike,
+    least_forward: ArrayLike,
+    least_backward: ArrayLike,
+    send_seconds: ArrayLike = 0.0,
     pp: Size | None = None,
 ) -> Seconds:
     """[n] seconds that no exact time is below; equal to it where stages are alike and sends are free.
 
-    Arguments as of `finish_times`, but `num_microbatches` may be [n], and so may `pp`: where it is given, only the
-    first `pp` rows of a layout are stages.
+    All are [pp, n]: what each stage works in a step, its first forward and its last backward as they are there, and its shortest
+    forward and backward. `send_seconds` is [n]; `num_microbatches` may be [n], and so may `pp`: where it is given, only the first `pp`
+    rows of a layout are stages.
 
     Proof. Let m be num_microbatches, s the send, and i any stage. Its first action is F(0), which came through the
-    stages j < i: it starts no sooner than head = sum of F_j + s over j < i (first forwards). Its last action is B(m-1),
-    which must still go back through them: the step ends no sooner than tail = sum of B_j + s over j < i (last
-    backwards) after it. So head + middle + tail bounds the step, with either middle:
-    (a) the stage works all its forwards and backwards, one at a time: m (F_i + B_i);
+    stages j < i: it starts no sooner than head = sum of F_j(0) + s over j < i. Its last action is B(m-1), which must still go
+    back through them: the step ends no sooner than tail = sum of B_j(m-1) + s over j < i after it. So head + middle + tail bounds
+    the step, with either middle:
+    (a) the stage works all its forwards and backwards, one at a time: its busy time;
     (b) B(x) ends no sooner than trip = 2 s (stages after i) + sum of F_j + B_j over j >= i after F(x) starts. With w
     forwards of warm-up, the stage's order has F(x+d) after B(x), d = w + 1. Write m - 1 = q d + r. For any a <= r,
     F(0) .. F(a-1), then F(a) to B(a), F(a+d) to B(a+d), .., F(a+qd) to B(a+qd), then B(a+qd+1) .. B(m-1), follow one
     another: a F_i + (q+1) trip + (r-a) B_i. The better of a = 0 and a = r is (q+1) trip + r max(F_i, B_i). (Where
-    w = m, q = 0, and no F(x+d) is used.) In (b) the smaller of F and first F, and of B and last B, is counted.
+    w = m, q = 0, and no F(x+d) is used.) In (b) the shortest F and B are counted.
 
     Raises:
         ValueError: the schedule is unknown.
     """
-    forward, backward, send, first, last = _stacked(
-        forward_seconds, backward_seconds, send_seconds, first_forward, last_backward
+    given = (busy, first_forward, last_backward, least_forward, least_backward)
+    working, first, last, forward, backward, sent = np.broadcast_arrays(
+        *(np.asarray(q, np.float64) for q in given), np.asarray(send_seconds, np.float64)
     )
-    rows = len(forward)
+    send = sent[0]
+    rows = len(working)
     stage = np.arange(rows)[:, None]
     stages = np.broadcast_to(np.asarray(rows if pp is None else pp), send.shape)
     m = np.asarray(num_microbatches)
     exists = stage < stages
     ends = np.cumsum(first + last, axis=0) - (first + last) + 2 * send * stage  # head + tail
-    working = (m - 1) * (forward + backward) + first + last
-    least_forward, least_backward = np.minimum(forward, first), np.minimum(backward, last)
-    below = np.where(exists, least_forward + least_backward, 0.0)
+    below = np.where(exists, forward + backward, 0.0)
     trip = np.cumsum(below[::-1], axis=0)[::-1] + 2 * send * (stages - 1 - stage)
     depth = np.maximum(warmup(schedule, stages, stage, m), 0) + 1
     rounds, rest = np.divmod(m - 1, depth)
-    waiting = (rounds + 1) * trip + rest * np.maximum(least_forward, least_backward)
+    waiting = (rounds + 1) * trip + rest * np.maximum(forward, backward)
     bound: Seconds = np.where(exists, ends + np.maximum(working, waiting), -np.inf).max(axis=0)
     return bound
 
 
-def _stacked(
-    forward: ArrayLike, backward: ArrayLike, send: ArrayLike, first: ArrayLike | None, last: ArrayLike | None
-) -> tuple[Seconds, Seconds, Seconds, Seconds, Seconds]:
-    """All as [pp, n], the send as [n]; a first or last that is not given is like the others."""
-    many = [np.asarray(forward if each is None else each, np.float64) for each in (forward, backward, first)]
-    many.append(np.asarray(backward if last is None else last, np.float64))
+def _stacked(durations: Mapping[str, ArrayLike], send: ArrayLike) -> tuple[Seconds, Seconds]:
+    """Durations as [names, pp, n], the send as [n]."""
+    many = [np.asarray(durations.get(name, durations[name.split(".")[0]]), np.float64) for name in NAMES]
     sent = np.asarray(send, np.float64)
-    forward, backward, first, last, sent = np.broadcast_arrays(*many, sent[None] if sent.ndim else sent)
-    return forward, backward, sent[0], first, last
+    *many, sent = np.broadcast_arrays(*many, sent[None] if sent.ndim else sent)
+    return np.stack(many), sent[0]

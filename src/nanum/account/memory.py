@@ -7,18 +7,15 @@ behind, in the last.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from nanum.program import Held, Mark, Node, Repeat, Wait
+from nanum.arrays import most, take
+from nanum.program import Collective, Held, Mark, Node, Repeat, Wait
 
 Bytes = Any  # int, or int64 array over layouts
-
-
-def _most(a: Bytes, b: Bytes) -> Bytes:
-    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -29,19 +26,16 @@ class Use:
     peak: Bytes = 0
 
     def then(self, other: Use) -> Use:
-        return Use(self.net + other.net, _most(self.peak, self.net + other.peak))
+        return Use(self.net + other.net, most(self.peak, self.net + other.peak))
 
     def times(self, count: Bytes) -> Use:
         if isinstance(count, int) and count == 1:
             return self
         last = (count - 1) * self.net + self.peak
-        return Use(count * self.net, _most(self.peak, last) * (count > 0))
+        return Use(count * self.net, most(self.peak, last) * (count > 0))
 
     def spread(self, at: np.ndarray) -> Use:
-        def take(q: Bytes) -> Bytes:
-            return q[at] if isinstance(q, np.ndarray) and q.ndim else q
-
-        return Use(take(self.net), take(self.peak))
+        return Use(take(self.net, at), take(self.peak, at))
 
 
 def peak(nodes: Iterable[Node], known: dict[int, Use] | None = None) -> Use:
@@ -70,17 +64,17 @@ def _flat(run: list[Bytes]) -> Use:
     if not run:
         return Use()
     if not any(isinstance(b, np.ndarray) and b.ndim for b in run):
-        net = most = 0
+        net = high = 0
         for b in run:
             net += int(b)
-            most = max(most, net)
-        return Use(net, most)
+            high = max(high, net)
+        return Use(net, high)
     if len(run) < 12:  # too short to be worth a table
         total = run[0]
-        high = _most(total, 0)
+        high = most(total, 0)
         for b in run[1:]:
             total = total + b
-            high = _most(high, total)
+            high = most(high, total)
         return Use(total, high)
     levels = np.cumsum(np.stack(np.broadcast_arrays(*run)), axis=0)
     return Use(levels[-1], np.maximum(levels.max(axis=0), 0))
@@ -93,12 +87,6 @@ class Moment:
     bytes: int
     by_category: dict[str, int]
     name: str
-
-
-@dataclass
-class _Walk:
-    level: dict[str, int] = field(default_factory=dict)
-    best: Moment | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +136,5 @@ def _detail(nodes: tuple[Node, ...], known: dict[int, _Detail]) -> _Detail:
             net = _plus(net, body.net, node.count)
         elif not isinstance(node, Wait | Mark) and unnamed:
             # What was held for an operation is held when it runs: the moment has its name.
-            phase = f"{node.phase}: " if not hasattr(node, "kind") else f"{node.phase}: "
-            name, unnamed = phase + (node.kind if hasattr(node, "kind") else node.name), False
+            name, unnamed = f"{node.phase}: {node.kind if isinstance(node, Collective) else node.name}", False
     return _Detail(net, best, name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nanum.arrays import take
 from nanum.program import Collective, Compute, Node, Repeat
 
 
@@ -28,40 +29,47 @@ class Total:
     wire_bytes: Any
 
 
-def walk(nodes: Iterable[Node], times: Any = 1, at: np.ndarray | None = None) -> Iterator[tuple[Node, Any, np.ndarray | None]]:
-    """Every leaf with how often it occurs, and the map from its space to the layouts'."""
-    for node in nodes:
-        if isinstance(node, Repeat):
-            if isinstance(times, int) and times == 1:
-                count = node.count
-            else:
-                count = times * node.count
-            yield from walk(node.body, count, node.at if node.at is not None else at)
-        else:
-            yield node, times, at
+Rows = dict[Key, list[Any]]
 
 
-def _take(quantity: Any, at: np.ndarray | None) -> Any:
-    return quantity[at] if at is not None and isinstance(quantity, np.ndarray) and quantity.ndim else quantity
-
-
-def traffic(nodes: Iterable[Node]) -> dict[Key, Total]:
+def traffic(nodes: Iterable[Node], known: dict[int, Rows] | None = None) -> dict[Key, Total]:
     """Rows by key, of one layout or of many (rows that no layout has are left out)."""
-    rows: dict[Key, list[Any]] = {}
-    for node, times, at in walk(nodes):
-        if not isinstance(node, Collective):
-            continue
-        key = Key(node.axes, node.kind, node.phase, node.what, node.dtype)
-        row = rows.setdefault(key, [_take(node.group_size, at), 0, 0, 0])
-        for i, quantity in enumerate((node.calls, node.payload_bytes, node.wire_bytes), 1):
-            row[i] = row[i] + times * _take(quantity, at)
+    rows = _rows(nodes, {} if known is None else known)
     return {k: Total(*v) for k, v in rows.items() if np.any(np.asarray(v[1]) > 0)}
 
 
-def flops(nodes: Iterable[Node], *, recompute: bool = True) -> Any:
+def _rows(nodes: Iterable[Node], known: dict[int, Rows]) -> Rows:
+    rows: Rows = {}
+    for node in nodes:
+        if isinstance(node, Collective):
+            key = Key(node.axes, node.kind, node.phase, node.what, node.dtype)
+            _add(rows, key, [node.group_size, node.calls, node.payload_bytes, node.wire_bytes], 1, None)
+        elif isinstance(node, Repeat):
+            if id(node.body) not in known:
+                known[id(node.body)] = _rows(node.body, known)
+            for key, row in known[id(node.body)].items():
+                _add(rows, key, row, node.count, node.at)
+    return rows
+
+
+def _add(rows: Rows, key: Key, row: list[Any], times: Any, at: np.ndarray | None) -> None:
+    size, *quantities = (take(q, at) for q in row)
+    if not (isinstance(times, int) and times == 1):
+        quantities = [times * q for q in quantities]
+    old = rows.get(key)
+    rows[key] = [size, *quantities] if old is None else [size, *(a + b for a, b in zip(old[1:], quantities, strict=True))]
+
+
+def flops(nodes: Iterable[Node], *, recompute: bool = True, known: dict[int, Any] | None = None) -> Any:
     """FLOPs of matmuls and attention, those of recompute counted or not."""
+    known = {} if known is None else known
     total: Any = 0.0
-    for node, times, at in walk(nodes):
-        if isinstance(node, Compute) and (recompute or node.phase != "recompute"):
-            total = total + times * _take(node.flops, at)
+    for node in nodes:
+        if isinstance(node, Compute):
+            if recompute or node.phase != "recompute":
+                total = total + node.flops
+        elif isinstance(node, Repeat):
+            if id(node.body) not in known:
+                known[id(node.body)] = flops(node.body, recompute=recompute, known=known)
+            total = total + node.count * take(known[id(node.body)], node.at)
     return total

@@ -25,7 +25,9 @@ class Body:
     loss_backward: tuple[Node, ...]
     weights: tuple[Tensor, ...]
     weight_grads: Mapping[Tensor, Tensor]
+    input_bytes: Any = 0  # of what the part before (or the pipeline stage before) hands to it
     output_bytes: Any = 0  # of what it hands to the next part (or to the next pipeline stage)
+    seed_bytes: Any = 0  # what is held to the end of the whole backward
     kept_bytes: Any = 0  # what a caller's frame holds to the end of the step
 
 
@@ -73,15 +75,16 @@ def emit(
         leaves=[t for t in (y,) if t is not None],
         enters_back=[t for t in (dy,) if t is not None],
         leaves_back=[t for t in (dx,) if t is not None],
-        stays_on=[*tape.weight_grads.values(), *tape.kept],
+        stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
     )
     kept: Any = 0
     for t in tape.kept:
         kept = kept + tape.shapes.bytes(t)
+    seed = sum(tape.shapes.bytes(t) for t in tape.seed)
     forward, loss = _cut(forward, "post_forward", keep="before")
     loss_backward, backward = _cut(backward, "pre_backward", keep="after")
-    output = tape.shapes.bytes(y) if y is not None else 0
-    return Body(forward, backward, loss, loss_backward, tuple(tape.weights), dict(tape.weight_grads), output, kept)
+    handed, output = (tape.shapes.bytes(t) if t is not None else 0 for t in (x, y))
+    return Body(forward, backward, loss, loss_backward, tuple(tape.weights), dict(tape.weight_grads), handed, output, seed, kept)
 
 
 def _cut(nodes: tuple[Node, ...], mark: str, *, keep: str) -> tuple[tuple[Node, ...], tuple[Node, ...]]:

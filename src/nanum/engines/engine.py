@@ -21,7 +21,7 @@ class Engine:
     version: str
     default_zero: int
     zero_stages: tuple[int, ...]
-    data_parallel: Literal["fully_shard", "flat_buffers"]
+    data_parallel: Literal["fully_shard", "plain_or_fully_shard", "flat_buffers"]
     conventions: Callable[[Model, Job, Structure], Conventions]
     layers_of_stage: Callable[[int, Any, Any], Any]
     rules: tuple[Rule, ...]

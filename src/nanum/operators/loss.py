@@ -33,7 +33,7 @@ def _eager(t: Tape, logits: Tensor) -> None:
         t.add_grad(logits, d)
         t.mark("pre_backward")
 
-    t.kept = (*t.kept, loss, seed)
+    t.kept, t.seed = (*t.kept, loss), (seed,)
     t.then(logits, transpose)
 
 
@@ -47,7 +47,7 @@ def _fused(t: Tape, logits: Tensor) -> None:
         t.add_grad(logits, t.kernel("dlogits", (logits, weight), logits))
         t.mark("pre_backward")
 
-    t.kept = (*t.kept, loss, seed)
+    t.kept, t.seed = (*t.kept, loss), (seed,)
     t.then(logits, transpose)
 
 
@@ -81,5 +81,5 @@ def _vocab_parallel(t: Tape, logits: Tensor) -> None:
         t.add_grad(logits, d)
         t.mark("pre_backward")
 
-    t.kept = (*t.kept, loss, seed)
+    t.kept, t.seed = (*t.kept, loss), (seed,)
     t.then(logits, transpose)

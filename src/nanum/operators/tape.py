@@ -50,6 +50,7 @@ class Tape:
     weights: list[Tensor] = field(default_factory=list)
     weight_grads: dict[Tensor, Tensor] = field(default_factory=dict)  # as backward leaves them: often a pending sum
     kept: tuple[Tensor, ...] = ()  # what the caller's frame holds to the end of the step: the loss, perhaps the logits
+    seed: tuple[Tensor, ...] = ()  # the gradient of the loss itself, which lives to the end of backward
     _phase: Phase = "forward"
     _transposes: list[Callable[[], None]] = field(default_factory=list)
     _grads: dict[Tensor, list[Tensor]] = field(default_factory=dict)

@@ -12,43 +12,31 @@ from typing import Any, Literal
 
 import numpy as np
 
+from nanum.arrays import most, take
 from nanum.blocks.body import Body
 from nanum.program import Held, Node, Repeat
 
 Place = Literal["embedding", "first", "middle", "last", "head"]
-
-
-def where(condition: Any, yes: Any, no: Any) -> Any:
-    """`yes if condition else no`, for one layout or for many."""
-    if isinstance(condition, np.ndarray):
-        return np.where(condition, yes, no)
-    return yes if condition else no
-
-
-def least(a: Any, b: Any) -> Any:
-    return where(a < b, a, b)
-
-
-def most(a: Any, b: Any) -> Any:
-    return where(a > b, a, b)
+Around = Callable[[Place], tuple[list[Node], list[Node]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What one pipeline stage holds. `embeds` and `heads` are 0 or 1; `at` takes an array over bodies to one over stages."""
+    """What one pipeline stage holds, or an array of the distinct ones; where it is in the pipeline is not its affair.
+
+    `embeds` and `heads` are 0 or 1, `onward` is 1 where its output is sent on, and `back` where its input's gradient is. `at` takes
+    an array over bodies to one over stages.
+    """
 
     layers: Any
     embeds: Any
     heads: Any
-    stage: Any
-    pp: Any
-    num_microbatches: Any
+    onward: Any
+    back: Any
     at: np.ndarray | None = None
 
     def take(self, quantity: Any) -> Any:
-        if self.at is None or not isinstance(quantity, np.ndarray) or quantity.ndim == 0:
-            return quantity
-        return quantity[self.at]
+        return take(quantity, self.at)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +46,8 @@ class Chain:
     layer: Body
     head: Body
     dtype: str  # of activations
-    layer_tp: Any  # ranks of the tp axis
+    tp: Any  # ranks of the axis
+    pp: Any
     input_bytes: Any  # token ids of one micro-batch
     frame_bytes: Any = 0  # what the model's frame holds from its embedding to the end of its forward pass
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
@@ -79,29 +68,40 @@ class Chain:
         return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
 
     def _run(
-        self, places: tuple[Place, ...], core: Callable[[Body], tuple[Node, ...]], around: Callable[[Place], tuple[list[Node], list[Node]]]
+        self, places: tuple[Place, ...], direction: Literal["forward", "backward"], around: Around
     ) -> list[Node]:
+        """Each part between what an engine does before and after it. What is handed from part to part is held meanwhile."""
         nodes: list[Node] = []
         for place in places:
             enter, leave = around(place)
-            body = core(self.body(place))
-            if body or enter or leave:
-                nodes.append(Repeat(self.count(place), (*enter, Repeat(1, body, self.stage.at), *leave)))
+            body = self.body(place)
+            core, handed, output = body.forward, body.input_bytes, body.output_bytes
+            if direction == "backward":
+                core, handed, output = body.backward, output, handed
+            before = self._while_held(handed, enter)
+            after = self._while_held(output, leave)
+            nodes.append(Repeat(self.count(place), (*before, Repeat(1, core, self.stage.at), *after)))
         return nodes
 
-    def forward(self, around: Callable[[Place], tuple[list[Node], list[Node]]], finish: list[Node]) -> list[Node]:
+    def _while_held(self, size: Any, nodes: list[Node]) -> list[Node]:
+        if not nodes:
+            return []
+        size = self.stage.take(size)
+        return [Held("activations", size, "handed on"), *nodes, Held("activations", -size)]
+
+    def forward(self, around: Around, finish: list[Node]) -> list[Node]:
         """Forward through the parts; `around(place)` gives what an engine does before and after one, `finish` what it does before
         the loss."""
         frame = self.frame_bytes * self.stage.embeds
-        nodes = self._run(("embedding",), lambda b: b.forward, around)
+        nodes = self._run(("embedding",), "forward", around)
         nodes.append(Held("activations", frame, "the model's frame"))
-        nodes += self._run(("first", "middle", "last", "head"), lambda b: b.forward, around)
+        nodes += self._run(("first", "middle", "last", "head"), "forward", around)
         return [*nodes, Held("activations", -frame), *finish, Repeat(self.stage.heads, (Repeat(1, self.head.loss, self.stage.at),))]
 
-    def backward(self, begin: list[Node], around: Callable[[Place], tuple[list[Node], list[Node]]]) -> list[Node]:
+    def backward(self, begin: list[Node], around: Around) -> list[Node]:
         """Backward through the parts; `begin` is what an engine does once the loss's gradient is there."""
         loss = Repeat(self.stage.heads, (Repeat(1, self.head.loss_backward, self.stage.at),))
-        return [loss, *begin, *self._run(("head", "last", "middle", "first", "embedding"), lambda b: b.backward, around)]
+        return [loss, *begin, *self._run(("head", "last", "middle", "first", "embedding"), "backward", around)]
 
     @property
     def output_bytes(self) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from nanum.arrays import distinct, most
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.operators.tape import collective
@@ -187,7 +188,7 @@ class FlatBuffers:
         pending = self._total("tp_grads_elements")
         if self.structure.tensor == "sequence" and not self.conventions.tp_grads_at_once:
             # Sums of the norm weights over tp, once a step in one coalesced call (finalize_model_grads.py).
-            tp = self.chain.layer_tp
+            tp = self.chain.tp
             size = pending * ITEMSIZE[n.grad_dtype]
             nodes.append(
                 Collective("all_reduce", ("tp",), "optimizer", "grads", n.grad_dtype, tp, (tp > 1) * 1, size * (tp > 1), size * 2 * (tp - 1) // tp)
@@ -207,6 +208,12 @@ class FlatBuffers:
                     nodes.append(replace(c, phase="optimizer", calls=c.calls * times, payload_bytes=c.payload_bytes * times, wire_bytes=c.wire_bytes * times))
         return nodes
 
+    def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
+        return ("F", first and self.structure.zero > 0)
+
+    def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
+        return ("B", last or self.structure.zero >= 2)
+
 
 # --- buckets ---------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=4096)
@@ -222,18 +229,20 @@ def _bucket_count(embedding: tuple[int, ...], layer: tuple[int, ...], layers: in
 
 def buckets(chain: Chain, embedding: Buffer, layer: Buffer, head: Buffer, least_elements: int, data_ranks: Any) -> Any:
     """Buckets of one stage: at least max(`least_elements`, 1e6 x data ranks) elements each (Megatron's default)."""
-    columns = [*embedding.sizes, *layer.sizes, *head.sizes, chain.stage.layers, chain.stage.take(data_ranks)]
-    e, m = len(embedding.sizes), len(layer.sizes)
+    stage = chain.stage
+    least = most(least_elements, 1_000_000 * stage.take(data_ranks))
+    parts = (embedding.sizes, layer.sizes, head.sizes)
 
-    def count(row: tuple[int, ...]) -> int:
-        least = max(least_elements, 1_000_000 * row[-1])
-        return _bucket_count(row[:e], row[e : e + m], row[-2], row[e + m : -2], least)
+    def count(layers: Any, least: Any, *sizes: tuple[Any, ...]) -> int:
+        e, m, h = (tuple(map(int, part)) for part in sizes)
+        return _bucket_count(e, m, int(layers), h, int(least))
 
-    if not any(isinstance(c, np.ndarray) for c in columns):
-        return count(tuple(int(c) for c in columns))
-    table = np.stack(np.broadcast_arrays(*columns), axis=-1)
-    rows, inverse = np.unique(table, axis=0, return_inverse=True)
-    return np.array([count(tuple(map(int, row))) for row in rows])[inverse.ravel()]
-
-
-__all__ = ["Buffer", "FlatBuffers", "buckets", "buffer"]
+    if not any(isinstance(q, np.ndarray) for q in (stage.layers, least, *layer.sizes, *head.sizes)):
+        return count(stage.layers, least, *parts)
+    # What tensors are left of is told by tp, and by which ends are here.
+    _, inverse = distinct((stage.layers, stage.embeds, stage.heads, chain.tp, least))
+    _, first = np.unique(inverse, return_index=True)
+    whole = inverse.shape
+    at = [[[np.broadcast_to(q, whole)[i] for q in part] for part in parts] for i in first]
+    layers, least = np.broadcast_to(stage.layers, whole)[first], np.broadcast_to(least, whole)[first]
+    return np.array([count(n, low, *sizes) for n, low, sizes in zip(layers, least, at, strict=True)])[inverse]

@@ -18,7 +18,8 @@ from typing import Any
 
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
-from nanum.parallel.chain import Chain, Place, where
+from nanum.arrays import where
+from nanum.parallel.chain import Chain, Place
 from nanum.parallel.units import Unit
 from nanum.program import Category, Collective, Compute, Held, Node, Phase, Wait
 
@@ -273,7 +274,6 @@ class FullyShard:
             nodes += [copy("accumulate", "backward", u.shard_bytes, n.grad_dtype), held("grads", -u.shard_bytes)]
         return nodes
 
-    # --- the end of a step ------------------------------------------------------------------------------------------
     def optimizer(self) -> list[Node]:
         n = self.conventions.numerics
         stored = self._total("stored_elements")
@@ -285,3 +285,9 @@ class FullyShard:
             held("buffers", -copies),
             held("grads", -stored * ITEMSIZE[n.grad_dtype]),
         ]
+
+    def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
+        return ("F", gathers)
+
+    def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
+        return ("B", gathers and self.structure.reshard, first, last or not self.structure.pipelined)

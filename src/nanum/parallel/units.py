@@ -29,8 +29,8 @@ class Unit:
     elements: Any  # as computed with
     stored_elements: Any  # as ZeRO stores it
     tensors: Any
-    weights_bytes: Any  # gathered, in the compute dtype
-    gather_bytes: Any  # the padded flat buffer
+    weights_bytes: Any  # gathered, in the compute dtype, with their padding
+    gather_bytes: Any  # the flat buffer
     grads_bytes: Any  # unreduced gradients as backward leaves them
     last_grad_bytes: Any
     reduce_bytes: Any  # the padded flat input of the reduction
@@ -117,6 +117,6 @@ def unit(
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
     return Unit(
-        gather, tuple(reduce.values()), elements, stored_elements, len(weights), elements * ITEMSIZE[numerics.compute_dtype],
+        gather, tuple(reduce.values()), elements, stored_elements, len(weights), gather_bytes,
         gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]), reduce_bytes, shard_bytes,
     )  # fmt: skip

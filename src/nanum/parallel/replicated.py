@@ -1,0 +1,61 @@
+"""Weights that every data rank has whole, and whose gradients nobody exchanges: one data rank, under plain PyTorch.
+
+A gradient is what backward leaves: the first micro-batch's is kept as `.grad`, later ones are added into it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nanum.conventions import ITEMSIZE, Conventions
+from nanum.parallel.chain import Chain, Place
+from nanum.parallel.fully_shard import copy, held
+from nanum.parallel.units import Unit
+from nanum.program import Compute, Node
+
+
+@dataclass(frozen=True, eq=False)
+class Replicated:
+    chain: Chain
+    conventions: Conventions
+    embedding: Unit
+    layer: Unit
+    head: Unit
+
+    def _total(self, field: str) -> Any:
+        return self.chain.stage.layers * getattr(self.layer, field) + getattr(self.embedding, field) + getattr(self.head, field)
+
+    def resident(self) -> list[Node]:
+        n, elements = self.conventions.numerics, self._total("elements")
+        states = elements * n.state_bytes + self._total("tensors") * n.state_bytes_per_tensor
+        return [held("params", elements * ITEMSIZE[n.param_dtype], "parameters"), held("optimizer_states", states, "optimizer states")]
+
+    def forward(self, *, gathers: bool, first: bool) -> list[Node]:
+        return self.chain.forward(lambda place: ([], []), [])
+
+    def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
+        def around(place: Place) -> tuple[list[Node], list[Node]]:
+            size = {"embedding": self.embedding, "head": self.head}.get(place, self.layer).grads_bytes
+            if first:
+                return [], []
+            return [], [copy("accumulate", "backward", size, self.conventions.numerics.compute_dtype), held("grads", -size)]
+
+        return self.chain.backward([], around)
+
+    def optimizer(self) -> list[Node]:
+        n, elements = self.conventions.numerics, self._total("elements")
+        grads, copies = self._total("grads_bytes"), 0 if "optimizer" in self.conventions.fused else elements * ITEMSIZE[n.param_dtype]
+        moved = 2 * elements * (ITEMSIZE[n.param_dtype] + n.state_bytes) + grads
+        return [
+            held("buffers", copies, "the optimizer's roots"),
+            Compute("optimizer", "optimizer", 0.0, moved, n.param_dtype),
+            held("buffers", -copies),
+            held("grads", -grads),
+        ]
+
+    def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
+        return ("F",)
+
+    def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
+        return ("B", first)
