@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nanum.account.cost import Cost
-from nanum.account.timeline import COMPUTE, TimeMap, fold
+from nanum.account.timeline import COMPUTE, Known, TimeMap, fold
 from nanum.program import Collective, Node, Quantity
 from nanum.schedule import Finish, finish_times, lower_bound
 
@@ -20,7 +20,7 @@ class Step(Protocol):
     @property
     def actions(self) -> dict[str, tuple[Node, ...]]: ...
     @property
-    def order(self) -> tuple[tuple[Any, tuple[str, ...]], ...]: ...
+    def rounds(self) -> dict[str, Any]: ...
     @property
     def optimizer(self) -> tuple[Node, ...]: ...
     @property
@@ -73,15 +73,15 @@ class StageTime:
         return found
 
 
-def stage_time(step: Step, cost: Cost) -> StageTime:
-    """Fold each distinct action once. An action ends when its compute does; what it sends travels beside the next."""
-    rounds: dict[str, Quantity] = {}
-    for count, names in step.order:
-        for name in names:
-            rounds[name] = rounds.get(name, 0) + count
-    maps = {name: fold(nodes, cost) for name, nodes in step.actions.items()}
+def stage_time(step: Step, cost: Cost, known: Known | None = None) -> StageTime:
+    """Fold each distinct action once. An action ends when its compute does; what it sends travels beside the next.
+
+    `known` remembers the bodies that steps of one cost share.
+    """
+    known = {} if known is None else known
+    maps = {name: fold(nodes, cost, known) for name, nodes in step.actions.items()}
     durations = {name: end_of_compute(m) for name, m in maps.items()}
-    return StageTime(durations, rounds, maps, fold(step.optimizer, cost), cost.collective_seconds(step.send))
+    return StageTime(durations, step.rounds, maps, fold(step.optimizer, cost, known), cost.collective_seconds(step.send))
 
 
 def end_of_compute(m: TimeMap) -> Quantity:

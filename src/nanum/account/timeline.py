@@ -195,18 +195,21 @@ class TimeMap:
         return np.maximum(self.total_seconds - self.compute_seconds - self.blocking_seconds, 0.0)
 
 
-def fold(nodes: Sequence[Node], cost: Cost) -> TimeMap:
-    """What the nodes do to the clocks.
+Known = dict[tuple[tuple[Node, ...], Cost], TimeMap]
+
+
+def fold(nodes: Sequence[Node], cost: Cost, known: Known | None = None) -> TimeMap:
+    """What the nodes do to the clocks. `known` remembers bodies, which programs of one cost share.
 
     An exchange of no seconds takes no part: its ticket is complete at once, and does not queue behind the stream.
 
     Raises:
         ValueError: an exchange or a kernel cannot be costed (`Cost`).
     """
-    return _fold(tuple(nodes), cost, {})
+    return _fold(tuple(nodes), cost, {} if known is None else known)
 
 
-def _fold(nodes: tuple[Node, ...], cost: Cost, known: dict[tuple[tuple[Node, ...], Cost], TimeMap]) -> TimeMap:
+def _fold(nodes: tuple[Node, ...], cost: Cost, known: Known) -> TimeMap:
     if (nodes, cost) in known:
         return known[nodes, cost]
     whole = TimeMap()

@@ -48,6 +48,15 @@ class Step:
     at: np.ndarray | None = None
 
     @property
+    def rounds(self) -> dict[str, Any]:
+        """How often each action is done in a step."""
+        rounds: dict[str, Any] = {}
+        for count, names in self.order:
+            for name in names:
+                rounds[name] = rounds.get(name, 0) + count
+        return rounds
+
+    @property
     def program(self) -> tuple[Node, ...]:
         body = [Repeat(rounds, tuple(Repeat(1, self.actions[name], self.at) for name in names)) for rounds, names in self.order]
         return (Repeat(1, self.resident, self.at), *body, Repeat(1, self.optimizer, self.at))

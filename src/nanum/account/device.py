@@ -1,0 +1,48 @@
+"""From what PyTorch allocates to what the driver sees: the allocator's reserve, the CUDA context, and communicators' buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nanum.units import GIB, MB
+
+RESERVED_OVER_ALLOCATED = 1.04
+"""Median of 22 published runs that state both (SimuMax's B200 runs; 1.03 to 1.09)."""
+CONTEXT_BYTES = int(0.55 * GIB)
+"""A CUDA context (ml-engineering, training/performance: about 0.5 GiB of an A100)."""
+COMMUNICATOR_BYTES = {2: 544 * MB, 3: 688 * MB}
+"""One NCCL communicator of two ranks, and of more, on 4 A100 (NCCL issue 964)."""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    what: str
+    value: float
+    source: str
+
+
+ASSUMED = (
+    Assumed("reserved over allocated memory", RESERVED_OVER_ALLOCATED, "median of SimuMax's published B200 runs, 1.03 to 1.09"),
+    Assumed("CUDA context, bytes", CONTEXT_BYTES, "ml-engineering, training/performance/README.md"),
+    Assumed("NCCL communicator of 2 ranks, bytes", COMMUNICATOR_BYTES[2], "NCCL issue 964, 4 A100"),
+    Assumed("NCCL communicator of more ranks, bytes", COMMUNICATOR_BYTES[3], "NCCL issue 964, 4 A100"),
+)
+
+
+def reserved_bytes(allocated_bytes: Any) -> Any:
+    """What the caching allocator holds of the device, ints or arrays."""
+    return allocated_bytes + allocated_bytes * 4 // 100
+
+
+def context_bytes(group_sizes: tuple[Any, ...]) -> Any:
+    """The context, and a communicator for each group of more than one rank. Sizes are ints or arrays."""
+    total: Any = CONTEXT_BYTES
+    for n in group_sizes:
+        total = total + (n == 2) * COMMUNICATOR_BYTES[2] + (n > 2) * COMMUNICATOR_BYTES[3]
+    return total
+
+
+def groups(dp_replicate: Any, dp_shard: Any, cp: Any, tp: Any, pp: Any) -> tuple[Any, ...]:
+    """Sizes of the groups that a rank is in: one for each exchange's axes."""
+    return (tp, pp, dp_shard * cp, dp_replicate)
