@@ -48,8 +48,13 @@ def part_a() -> dict[str, Any]:
     real_parameters = ledger.parameters(dimensions)
     document: dict[str, Any] = {
         "dimensions": asdict(dimensions),
+        "engine": ledger.engine(),
         "parameters": {"nominal": arithmetic.NOMINAL_PARAMETERS, "model": ledger.MODEL, "real": real_parameters},
         "real_data_parallel_bytes": arithmetic.data_parallel_bytes(real_parameters),
+        "links": {
+            "in_node": asdict(ledger.cluster(IN_NODE).intra_node),
+            "between_nodes": asdict(ledger.cluster(BETWEEN_NODES).inter_node),
+        },
     }
     for way, (divided, axes) in WAYS.items():
         count_bytes, messages = nominal[way]

@@ -13,11 +13,14 @@ from typing import Any
 
 from nanum.cluster import Cluster, Link, Quantity
 from nanum.cluster import load as load_cluster
+from nanum.engines import load as load_engine
 from nanum.job import Job
 from nanum.layout import AXES, Layout, Structure
 from nanum.lesson.arithmetic import Dimensions
 from nanum.model import Model
 from nanum.model import load as load_model
+from nanum.predict import parameters as count_parameters
+from nanum.predict import predict
 
 MODEL = "llama-2-7b"
 ENGINE = "megatron"
@@ -30,7 +33,6 @@ Document = dict[str, Any]
 class Sent:
     """What the rank that sends the most sends in one step, over the links of one way of dividing."""
 
-    engine: str
     cluster: str
     link: str
     group_size: int
@@ -45,6 +47,11 @@ class Sent:
 @cache
 def model(name: str = MODEL) -> Model:
     return load_model(name)
+
+
+def engine() -> str:
+    """The engine whose conventions are predicted, and the version that they were read at."""
+    return f"{ENGINE} {load_engine(ENGINE).version}"
 
 
 @cache
@@ -75,9 +82,7 @@ def resized(dimensions: Dimensions) -> Model:
 
 def parameters(dimensions: Dimensions) -> int:
     """Parameters of the 7B-class model in these dimensions."""
-    job = Job(dimensions.seq_len, dimensions.micro_batch_size)
-    undivided = layout({}, dimensions.micro_batch_size)
-    return int(_predict(resized(dimensions), job, cluster(ONE_GPU), undivided)["model"]["parameters"])
+    return count_parameters(resized(dimensions))
 
 
 def layout(
@@ -112,7 +117,8 @@ def step(job: Job, cluster_word: str, divided: Layout, *, without_latency: bool 
         machine = replace(
             machine, intra_node=_without_latency(machine.intra_node), inter_node=_without_latency(machine.inter_node)
         )
-    return _predict(model(), job, machine, divided)
+    document: Document = predict(model(), job, machine, divided, engine=ENGINE).to_dict()
+    return document
 
 
 def _without_latency(link: Link) -> Link:
@@ -131,7 +137,6 @@ def sent(document: Document, axes: Iterable[str], cluster_word: str) -> Sent:
     for row in rows:
         by_phase[row["phase"]] += int(row["wire_bytes"])
     return Sent(
-        engine=f"{document['engine']['name']} {document['engine']['version']}",
         cluster=cluster_word,
         link=", ".join(dict.fromkeys(str(row["link"]) for row in rows)),
         group_size=max((int(row["group_size"]) for row in rows), default=1),
@@ -142,10 +147,3 @@ def sent(document: Document, axes: Iterable[str], cluster_word: str) -> Sent:
         seconds=sum(float(row["seconds"]) for row in rows),
         exposed_seconds=sum(float(row["exposed_seconds"]) for row in rows),
     )
-
-
-def _predict(model: Model, job: Job, machine: Cluster, divided: Layout) -> Document:
-    from nanum.predict import predict
-
-    document: Document = predict(model, job, machine, divided, engine=ENGINE).to_dict()
-    return document

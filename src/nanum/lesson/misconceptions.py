@@ -80,6 +80,7 @@ def a_real_cluster() -> dict[str, Any]:
         "one_gpu_seconds": one["time"]["step_seconds"],
         "arithmetic_seconds": arithmetic_seconds,
         "predicted_seconds": time["step_seconds"],
+        "predicted_seconds_range": [time["step_seconds_low"], time["step_seconds_high"]],
         "times_worse": time["step_seconds"] / arithmetic_seconds,
         "exposed_communication_seconds": time["exposed_communication_seconds"],
         "latency_seconds": time["step_seconds"] - swift["time"]["step_seconds"],

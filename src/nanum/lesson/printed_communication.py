@@ -6,7 +6,7 @@ from typing import Any
 
 from nanum.lesson.page import Page
 from nanum.lesson.words import gigabytes, percent, times
-from nanum.units import format_seconds
+from nanum.units import format_rate, format_seconds
 
 WAYS = ("data_parallel", "tensor_parallel", "pipeline")
 LESSON_TENSOR_PARALLEL_GB = "4.30"  # as the lesson prints 4,294,967,296 bytes
@@ -65,9 +65,8 @@ def _print_sent(part: dict[str, Any], page: Page) -> None:
         "A.sent",
         model=part["parameters"]["model"],
         group=in_node[0]["group_size"],
-        engine=in_node[0]["engine"],
-        in_node=in_node[0]["link"],
-        between_nodes=between[0]["link"],
+        engine=part["engine"],
+        **{place: _described(link, page) for place, link in part["links"].items()},
     )
     rows = []
     for way, near, far in zip(WAYS, in_node, between, strict=True):
@@ -88,6 +87,17 @@ def _print_sent(part: dict[str, Any], page: Page) -> None:
     ]
     page.table(columns, rows, right={1, 2, 3, 4, 5})
     _print_same_step(part["same_step"], page)
+
+
+def _described(link: dict[str, Any], page: Page) -> str:
+    """A link's speed is worth little without the group that it was measured in."""
+    return page.say(
+        "A.link",
+        name=link["name"],
+        rate=format_rate(link["bytes_per_second"]["value"]),
+        efficiency=percent(link["efficiency"]["value"]),
+        group=link["group_size"],
+    )
 
 
 def _print_same_step(same: dict[str, Any], page: Page) -> None:
@@ -131,4 +141,5 @@ def _print_overlaid(overlaid: dict[str, Any], page: Page) -> None:
     ]
     page.table([page.say(f"A.{name}") for name in ("placement", "step", "exposed", "times")], rows, right={1, 2, 3})
     worst = max(place["time"]["step_seconds"] for place in placed)
-    page.paragraph("A.overlaid_reading", worst=times(worst / best))
+    low, high = (placed[0]["time"][f"step_seconds_{end}"] / best for end in ("low", "high"))
+    page.paragraph("A.overlaid_reading", worst=times(worst / best), low=times(low), high=times(high))

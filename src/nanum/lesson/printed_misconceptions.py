@@ -49,6 +49,7 @@ def print_m(part: dict[str, Any], page: Page) -> None:
         sent_after=_sent(zero["wire_bytes"]["all"]),
     )
     real = part["a_real_cluster"]
+    low, high = real["predicted_seconds_range"]
     page.paragraph(
         "M.a_real_cluster",
         cluster=real["cluster"],
@@ -56,6 +57,8 @@ def print_m(part: dict[str, Any], page: Page) -> None:
         one=format_seconds(real["one_gpu_seconds"]),
         arithmetic=format_seconds(real["arithmetic_seconds"]),
         predicted=format_seconds(real["predicted_seconds"]),
+        low=format_seconds(low),
+        high=format_seconds(high),
         worse=times(real["times_worse"]),
         speedup=times(real["speedup"]),
         exposed=format_seconds(real["exposed_communication_seconds"]),

@@ -46,9 +46,10 @@ TEXT: dict[str, str] = {
     ),
     "A.sent": (
         "Now what one rank really sends: {model} divided by {group}, one micro-batch, conventions of {engine}, ring "
-        "algorithms, the rank that sends most. Seconds are predicted on two links: the eight in one node "
-        "({in_node}), and one in each of eight nodes ({between_nodes})."
+        "algorithms, the rank that sends most. Seconds are predicted on two links: with the eight in one node, "
+        "{in_node}; with one in each of eight nodes, {between_nodes}."
     ),
+    "A.link": "{name} ({rate} each way, {efficiency} of it as measured among {group} GPUs)",
     "A.forward": "Forward",
     "A.backward": "Backward",
     "A.messages": "Messages",
@@ -83,7 +84,8 @@ TEXT: dict[str, str] = {
     "A.times": "Times",
     "A.overlaid_reading": (
         "Nothing but the order of ranks differs. Putting the dearest exchange on the dearest link makes the step "
-        "{worst} times as long."
+        "{worst} times as long. (Every step here is a prediction: expect between {low} and {high} times what is "
+        "printed.)"
     ),
     # Part B
     "B.title": "B. What cannot be divided sets the ceiling",
@@ -193,10 +195,11 @@ TEXT: dict[str, str] = {
     ),
     "M.a_real_cluster": (
         "“So a cluster will do what these numbers say.” It will do worse. On one GPU the step of part A's job would "
-        "take {one} if it fitted, and divided by {gpus} that is {arithmetic}. Predicted on {cluster}: {predicted}, "
-        "{worse} times as long, so that {gpus} GPUs give a speedup of {speedup}. Of the step, exposed communication "
-        "takes {exposed} and the bubble {bubble} ({imbalance} of it because stages are not equal); without the "
-        "latency of messages it would be {latency} shorter. Amdahl's law would call that a serial part of {serial}."
+        "take {one} if it fitted, and divided by {gpus} that is {arithmetic}. Predicted on {cluster}: {predicted} "
+        "(between {low} and {high}), {worse} times as long, so that {gpus} GPUs give a speedup of {speedup}. Of the "
+        "step, exposed communication takes {exposed} and the bubble {bubble} ({imbalance} of it because stages are "
+        "not equal); without the latency of messages it would be {latency} shorter. Amdahl's law would call that a "
+        "serial part of {serial}."
     ),
     # What is refused
     "later": "part {part} of the lesson belongs to a later release: this one has {parts}",

@@ -47,8 +47,9 @@ TEXT: dict[str, str] = {
     "A.sent": (
         "이번에는 한 랭크가 실제로 보내는 양이다. {model} 모델을 {group}장에 나누고, 마이크로배치는 하나, {engine}의 "
         "방식과 링 알고리즘을 따르며, 가장 많이 보내는 랭크를 적었다. 시간은 두 가지 링크에서 예측했다. 여덟 장이 한 "
-        "노드에 있을 때({in_node})와 여덟 노드에 한 장씩 있을 때({between_nodes})다."
+        "노드에 있을 때는 {in_node}, 여덟 노드에 한 장씩 있을 때는 {between_nodes}이다."
     ),
+    "A.link": "{name}(한 방향 {rate}, GPU {group}장에서 잰 효율 {efficiency})",
     "A.forward": "순전파",
     "A.backward": "역전파",
     "A.messages": "횟수",
@@ -83,7 +84,8 @@ TEXT: dict[str, str] = {
     "A.exposed": "드러난 통신",
     "A.times": "배수",
     "A.overlaid_reading": (
-        "달라진 것은 랭크의 순서뿐이다. 가장 비싼 통신을 가장 비싼 링크에 놓으면 한 스텝이 {worst}배로 길어진다."
+        "달라진 것은 랭크의 순서뿐이다. 가장 비싼 통신을 가장 비싼 링크에 놓으면 한 스텝이 {worst}배로 길어진다. "
+        "(스텝 시간은 모두 예측값이며, 실제로는 적힌 값의 {low}배에서 {high}배 사이로 본다.)"
     ),
     "B.title": "B. 나눌 수 없는 부분이 천장이다",
     "B.progress": "조각의 시간을 재는 중",
@@ -181,9 +183,9 @@ TEXT: dict[str, str] = {
     ),
     "M.a_real_cluster": (
         "“실제 클러스터도 이 숫자대로 움직인다.” 이보다 나쁘다. A에서 셋을 겹친 작업은 한 장에 들어간다고 쳐도 한 "
-        "스텝에 {one} 걸리고, {gpus}로 나누면 {arithmetic}이다. {cluster}에서 예측한 값은 {predicted}로 그 "
-        "{worse}배다. {gpus}장으로 {speedup}배를 얻는 셈이다. 스텝 가운데 드러난 통신이 {exposed}, 거품이 "
-        "{bubble}(단계가 고르지 않은 탓이 {imbalance})이고, 메시지의 지연이 없다면 {latency} 짧아진다. 암달의 "
+        "스텝에 {one} 걸리고, {gpus}로 나누면 {arithmetic}이다. {cluster}에서 예측한 값은 {predicted}({low}에서 "
+        "{high} 사이)로 그 {worse}배다. {gpus}장으로 {speedup}배를 얻는 셈이다. 스텝 가운데 드러난 통신이 {exposed}, "
+        "거품이 {bubble}(단계가 고르지 않은 탓이 {imbalance})이고, 메시지의 지연이 없다면 {latency} 짧아진다. 암달의 "
         "법칙으로 옮기면 직렬 비율 {serial}에 해당한다."
     ),
     "later": "수업의 {part} 부분은 다음 판에 실린다. 이 판에는 {parts}가 있다",

@@ -48,5 +48,5 @@ def times(ratio: float) -> str:
     return f"{ratio:,.1f}" if ratio >= 100 else f"{ratio:.2f}"
 
 
-def percent(fraction: float, decimals: int = 0) -> str:
-    return f"{100 * fraction:.{decimals}f}%"
+def percent(fraction: float | None, decimals: int = 0) -> str:
+    return "?" if fraction is None else f"{100 * fraction:.{decimals}f}%"
