@@ -44,14 +44,28 @@ class Parts:
     head: Body
 
 
-def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, parts: Parts | None = None) -> Step:
+@dataclass(frozen=True, eq=False)
+class Bodies:
+    """Parts over the distinct layouts that a body sees, and the place of each layout among them."""
+
+    parts: Parts
+    layout: Layout
+    at: np.ndarray | None
+
+
+def emit_bodies(model: Model, job: Job, layout: Layout, engine: Engine) -> Bodies:
+    at, distinct_layout = body_space(layout)
+    return Bodies(emit_parts(model, job, distinct_layout, engine), distinct_layout, at)
+
+
+def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bodies: Bodies | None = None) -> Step:
     """One step of pipeline stage `stage` (an int, or an array beside the layout's arrays).
 
-    Emitted once for what differs: bodies for distinct shapes, actions for distinct stages, and counts for every stage. `parts` are
+    Emitted once for what differs: bodies for distinct shapes, actions for distinct stages, and counts for every stage. `bodies` are
     those of an earlier call, where they are the same (`emit_parts` says of what).
     """
-    at_body, body_layout = body_space(layout)
-    parts = parts or emit_parts(model, job, body_layout, engine)
+    bodies = bodies or emit_bodies(model, job, layout, engine)
+    parts, at_body = bodies.parts, bodies.at
     m = job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)
     layers = engine.layers_of_stage(model.num_hidden_layers, layout.pp, stage)
     first, last = (stage == 0) * 1, (stage == layout.pp - 1) * 1
@@ -61,6 +75,7 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, pa
         kinds, at = distinct(kinds)
     layers, first, last, at_body, pp = kinds
     where = Stage(layers, first, last, 1 - last, 1 - first, at_body)
+    seen = Layout(**{f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}, pp=pp, structure=layout.structure, rank_order=layout.rank_order)
     shapes, numerics = parts.shapes, parts.conventions.numerics
     table = parts.embedding.weights[0]
     chain = Chain(
@@ -76,7 +91,7 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, pa
         tied_elements=where.take(shapes.elements(table.dims, table.split)) if model.tie_word_embeddings else None,
     )
     data = _data_parallel(chain, parts, layout.structure, engine)
-    return step(chain, data, layout.structure, parts.conventions, Place(stage, layout.pp, m, at))
+    return step(chain, data, layout.structure, parts.conventions, Place(stage, layout.pp, m, at), seen)
 
 
 def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:

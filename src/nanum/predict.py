@@ -12,10 +12,10 @@ from nanum import engines
 from nanum.account.cost import Cost
 from nanum.account.device import ASSUMED, context_bytes, groups, reserved_bytes
 from nanum.account.memory import Moment, moment
-from nanum.account.step_time import StageTime, StepTime, exact, stage_time
+from nanum.account.step_time import Cut, StageTime, cut, stage_time
 from nanum.account.timeline import busy, exposed
 from nanum.account.traffic import Key, Total, flops, traffic
-from nanum.build import build, emit_parts
+from nanum.build import build, emit_bodies
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.errors import Refused
@@ -102,14 +102,15 @@ def reference(model: Model, seq_len: int) -> Reference:
     job = Job(seq_len, 1, "fp32")
     engine = engines.load("torch")
     layout = Layout(structure=Structure(zero=0))
-    parts = emit_parts(model, job, layout, engine)
+    bodies = emit_bodies(model, job, layout, engine)
+    parts = bodies.parts
 
     def elements(weights: Any) -> int:
         return sum(int(parts.shapes.elements(w.dims, w.split)) for w in weights)
 
     shared = elements(parts.embedding.weights[:1]) if model.tie_word_embeddings else 0
     total = elements(parts.embedding.weights) + model.num_hidden_layers * elements(parts.layer.weights) + elements(parts.head.weights)
-    step = build(model, job, layout, engine, 0, parts)
+    step = build(model, job, layout, engine, 0, bodies)
     return Reference(total - shared, float(flops(step.program)))
 
 
@@ -151,8 +152,8 @@ class Prediction:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """One step of each pipeline stage."""
-        parts = emit_parts(self.model, self.job, self.layout, self.engine)
-        return tuple(build(self.model, self.job, self.layout, self.engine, s, parts) for s in range(self.layout.pp))
+        bodies = emit_bodies(self.model, self.job, self.layout, self.engine)
+        return tuple(build(self.model, self.job, self.layout, self.engine, s, bodies) for s in range(self.layout.pp))
 
     @property
     def num_microbatches(self) -> int:
@@ -185,38 +186,26 @@ class Prediction:
     @cached_property
     def stage_times(self) -> tuple[StageTime, ...]:
         known: dict[Any, Any] = {}
-        alike: dict[Any, StageTime] = {}
+        alike: dict[Any, Step] = {}  # stages that hold the same do the same
         times = []
         for i, step in enumerate(self.steps):
             layers = self.engine.layers_of_stage(self.model.num_hidden_layers, self.layout.pp, i)
             kind = (layers, i == 0, i == self.layout.pp - 1)
             if kind not in alike:
-                alike[kind] = stage_time(step, self.cost, known)
-            times.append(replace(alike[kind], rounds=step.rounds))
+                alike[kind] = step
+            times.append(stage_time(replace(step, actions=alike[kind].actions, optimizer=alike[kind].optimizer), self.cost, known))
         return tuple(times)
 
     @cached_property
-    def step_time(self) -> StepTime:
-        return exact(self.layout.structure.schedule, self.num_microbatches, self.stage_times)
+    def parts(self) -> Cut:
+        """The exact step and its parts."""
+        return cut(self.layout.structure.schedule, self.num_microbatches, self.stage_times)
 
     @cached_property
     def time(self) -> Time:
-        step_seconds = float(self.step_time.step_seconds[0])
-        work = max(self.stage_times, key=lambda t: float(t.busy_seconds + t.optimizer.total_seconds))
-        optimizer = float(work.optimizer.total_seconds)
-        compute = float(work.compute_seconds)
-        communication = float(work.busy_seconds) - compute + self.send_seconds
-        bubble = max(step_seconds - compute - communication - optimizer, 0.0)
-        low, high = (step_seconds * r for r in RANGE)
-        return Time(step_seconds, low, high, compute, communication, bubble, optimizer, self._serial_fraction(step_seconds))
-
-    @cached_property
-    def send_seconds(self) -> float:
-        """What the pipeline's sends add to the step."""
-        if self.layout.pp == 1:
-            return 0.0
-        free = exact(self.layout.structure.schedule, self.num_microbatches, self.stage_times, 0.0)
-        return float(self.step_time.step_seconds[0] - free.step_seconds[0])
+        c = self.parts
+        step_seconds, *parts = (float(q[0]) for q in (c.step, c.compute, c.exposed_communication, c.bubble, c.optimizer))
+        return Time(step_seconds, *(step_seconds * r for r in RANGE), *parts, self._serial_fraction(step_seconds))
 
     def _serial_fraction(self, step_seconds: float) -> float | None:
         """Karp and Flatt (1990): (1/S - 1/N) / (1 - 1/N), S the speed-up over one GPU, virtual where the model does not fit it."""
@@ -233,7 +222,7 @@ class Prediction:
         layout = Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure)
         alone = replace(self.cluster, nodes=1, gpus_per_node=1)
         time = stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout))
-        return float(time.busy_seconds + time.optimizer.total_seconds)
+        return float(time.busy_seconds + time.optimizer_seconds)
 
     # --- exchanges ----------------------------------------------------------------------------------------------------
     @cached_property
@@ -244,7 +233,7 @@ class Prediction:
             sends = {k for k in seconds if k.kind == "send"}
             hidden = {k: v for k, v in seconds.items() if k not in sends}
             waits = exposed(hidden, time.streamed_seconds)
-            share = self.send_seconds / max(len(sends), 1)
+            share = float(self.parts.sends[0]) / max(len(sends), 1)
             for key, total in traffic(step.program).items():
                 rows.append(self._row(i, key, total, float(seconds[key].seconds), share if key in sends else float(waits[key])))
         return tuple(rows)
@@ -328,6 +317,24 @@ class Prediction:
             "assumptions": self.assumptions,
             "unmodelled": list(UNMODELLED),
         }  # fmt: skip
+
+
+def prediction_summary(p: Prediction, candidate: Any) -> dict[str, Any]:
+    """What a table of layouts shows of one, from a search's candidate, without predicting it in full."""
+    model_flops = reference(p.model, p.job.seq_len).model_flops_per_sequence * p.job.global_batch_size
+    tokens = p.job.tokens_per_step / candidate.step_seconds
+    return {
+        "engine": {"name": p.engine.name, "version": p.engine.version},
+        "layout": layout_document(p.layout, p.num_microbatches),
+        "fits": True,
+        "memory": {"capacity_bytes": int(p.cluster.chip.memory_bytes.value), "worst": {"device_bytes": candidate.device_bytes}},
+        "time": {"step_seconds": candidate.step_seconds, "bubble_fraction": candidate.bubble_seconds / candidate.step_seconds},
+        "throughput": {
+            "tokens_per_second": tokens,
+            "tokens_per_second_per_gpu": tokens / p.cluster.gpus,
+            "mfu": model_flops / (candidate.step_seconds * p.cluster.gpus * p.peak_flops_per_second),
+        },
+    }
 
 
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")

@@ -38,7 +38,11 @@ class Use:
         return Use(take(self.net, at), take(self.peak, at))
 
 
-def peak(nodes: Iterable[Node], known: dict[int, Use] | None = None) -> Use:
+Known = dict[int, tuple[tuple[Node, ...], Use]]
+"""Results by the identity of a body, which is kept with them: an identity is only one's own while one lives."""
+
+
+def peak(nodes: Iterable[Node], known: Known | None = None) -> Use:
     """What nodes hold, for one layout or for many. `known` remembers bodies, which programs share."""
     known = {} if known is None else known
     total = Use()
@@ -51,8 +55,8 @@ def peak(nodes: Iterable[Node], known: dict[int, Use] | None = None) -> Use:
             run = []
             key = id(node.body)
             if key not in known:
-                known[key] = peak(node.body, known)
-            body = known[key]
+                known[key] = node.body, peak(node.body, known)
+            body = known[key][1]
             if node.at is not None:
                 body = body.spread(node.at)
             total = total.then(body.times(node.count))
@@ -76,7 +80,10 @@ def _flat(run: list[Bytes]) -> Use:
             total = total + b
             high = most(high, total)
         return Use(total, high)
-    levels = np.cumsum(np.stack(np.broadcast_arrays(*run)), axis=0)
+    levels = np.empty((len(run), max(np.size(b) for b in run)), np.int64)
+    for i, b in enumerate(run):
+        levels[i] = b
+    np.cumsum(levels, axis=0, out=levels)
     return Use(levels[-1], np.maximum(levels.max(axis=0), 0))
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from nanum.account.cost import Cost
-from nanum.account.timeline import COMPUTE, Known, TimeMap, fold
+from nanum.account.timeline import COMPUTE, TimeMap, fold
+from nanum.account.timeline import Known as KnownMaps
+from nanum.account.totals import Known, totals
+from nanum.arrays import take
 from nanum.program import Collective, Node, Quantity
-from nanum.schedule import Finish, finish_times, lower_bound
+from nanum.schedule import finish_times, lower_bound
 
 
 class Step(Protocol):
@@ -35,53 +38,40 @@ class StageTime:
 
     durations: dict[str, Quantity]  # of one action of each name
     rounds: dict[str, Quantity]  # how often it is done in a step
-    maps: dict[str, TimeMap]
-    optimizer: TimeMap
+    busy_seconds: Quantity  # what the stage works in a step, the optimizer aside
+    compute_seconds: Quantity  # kernels among it
+    streamed_seconds: Quantity  # what it waits for streams; the rest are exchanges that it waits for at once
+    optimizer_seconds: Quantity
     send_seconds: Quantity
 
-    def _sum(self, of: Mapping[str, Quantity]) -> Quantity:
-        total: Quantity = 0.0
-        for name, seconds in of.items():
-            total = total + self.rounds[name] * seconds
-        return total
+    def at(self, entries: Any) -> StageTime:
+        """Some of many entries."""
 
-    @property
-    def busy_seconds(self) -> Quantity:
-        """What the stage works in a step, the optimizer aside."""
-        return self._sum(self.durations)
+        def pick(q: Quantity) -> Quantity:
+            return q[entries] if isinstance(q, np.ndarray) and q.ndim else q
 
-    @property
-    def compute_seconds(self) -> Quantity:
-        return self._sum({name: m.compute_seconds for name, m in self.maps.items()})
-
-    @property
-    def streamed_seconds(self) -> Quantity:
-        """What the compute waits for streams."""
-        return self.busy_seconds - self.compute_seconds - self._sum({name: m.blocking_seconds for name, m in self.maps.items()})
-
-    def extreme(self, kind: str, which: str) -> Quantity:
-        """The shortest action of a kind among those that are done, or its last one."""
-        found: Quantity = np.inf if which == "least" else 0.0
-        for name, seconds in self.durations.items():
-            if not name.startswith(kind):
-                continue
-            done = self.rounds[name] > 0
-            if which == "least":
-                found = np.where(done, np.minimum(found, seconds), found)
-            elif "last" in name or "only" in name:
-                found = np.where(done, seconds, found)
-        return found
+        several = ({name: pick(q) for name, q in table.items()} for table in (self.durations, self.rounds))
+        rest = (self.busy_seconds, self.compute_seconds, self.streamed_seconds, self.optimizer_seconds, self.send_seconds)
+        return StageTime(*several, *map(pick, rest))
 
 
-def stage_time(step: Step, cost: Cost, known: Known | None = None) -> StageTime:
+def stage_time(step: Step, cost: Cost, known: KnownMaps | None = None) -> StageTime:
     """Fold each distinct action once. An action ends when its compute does; what it sends travels beside the next.
 
-    `known` remembers the bodies that steps of one cost share.
+    `cost` is of the step's distinct stages (`step.layout`); `known` remembers the bodies that steps of one cost share.
     """
     known = {} if known is None else known
     maps = {name: fold(nodes, cost, known) for name, nodes in step.actions.items()}
-    durations = {name: end_of_compute(m) for name, m in maps.items()}
-    return StageTime(durations, step.rounds, maps, fold(step.optimizer, cost, known), cost.collective_seconds(step.send))
+    ends = {name: end_of_compute(m) for name, m in maps.items()}
+    rounds, busy, compute, streamed = step.rounds, 0.0, 0.0, 0.0
+    for name, m in maps.items():
+        waits = ends[name] - m.compute_seconds - m.blocking_seconds
+        busy = busy + rounds[name] * take(ends[name], step.at)
+        compute = compute + rounds[name] * take(m.compute_seconds, step.at)
+        streamed = streamed + rounds[name] * np.maximum(take(waits, step.at), 0.0)
+    durations = {name: take(seconds, step.at) for name, seconds in ends.items()}
+    optimizer = take(fold(step.optimizer, cost, known).total_seconds, step.at)
+    return StageTime(durations, rounds, busy, compute, streamed, optimizer, take(cost.collective_seconds(step.send), step.at))
 
 
 def end_of_compute(m: TimeMap) -> Quantity:
@@ -92,53 +82,98 @@ def end_of_compute(m: TimeMap) -> Quantity:
     return latest
 
 
-@dataclass(frozen=True, eq=False)
-class StepTime:
-    """Exact times of n layouts of one pp and one number of micro-batches; [pp, n] by stage."""
-
-    step_seconds: np.ndarray
-    finish: Finish
+def _rows(times: Sequence[StageTime], read: Callable[[StageTime], Quantity], n: int) -> np.ndarray:
+    return np.stack([np.broadcast_to(np.asarray(read(t), np.float64), (n,)) for t in times])
 
 
-def _rows(times: Sequence[StageTime], of: str) -> np.ndarray:
-    return np.stack([np.atleast_1d(np.asarray(getattr(t, of), np.float64)) for t in times])
+def exact(schedule: str, num_microbatches: int, times: Sequence[StageTime], n: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """The exact step of n layouts, [n] seconds: every stage's last backward, and its optimizer; and the same were sends free.
 
-
-def exact(schedule: str, num_microbatches: int, times: Sequence[StageTime], send_seconds: Any = None) -> StepTime:
-    """The exact step: every stage's last backward and optimizer. `times` has one entry for each stage."""
-    send = np.atleast_1d(times[0].send_seconds if send_seconds is None else send_seconds)
-    optimizer = np.stack([np.atleast_1d(np.asarray(t.optimizer.total_seconds, np.float64)) for t in times])
-    if len(times) == 1:
-        busy = _rows(times, "busy_seconds")
-        finish = Finish(busy, busy, busy[0])
-    else:
-        names = times[0].durations
-        durations = {name: np.stack([np.atleast_1d(t.durations[name]) for t in times]) for name in names}
-        durations.setdefault("forward", durations["forward.first"])
-        finish = finish_times(schedule, num_microbatches, durations, send)
-    return StepTime((finish.stage_seconds + optimizer).max(axis=0), finish)
-
-
-def bound(schedule: str, num_microbatches: Any, pp: Any, time: StageTime, shape: tuple[int, int], place: np.ndarray) -> np.ndarray:
-    """[n] seconds that no exact step is below, for entries put by `place` into a [stages, n] table of `shape`.
-
-    The pipeline's bound, and then at least the shortest optimizer.
+    `times` has one entry for each stage.
     """
+    optimizer = _rows(times, lambda t: t.optimizer_seconds, n)
+    if len(times) == 1:
+        alone = (_rows(times, lambda t: t.busy_seconds, n) + optimizer)[0]
+        return alone, alone
+    send = _rows(times[:1], lambda t: t.send_seconds, n)[0]
+    durations = {name: np.tile(_rows(times, lambda t, name=name: t.durations[name], n), 2) for name in times[0].durations}  # type: ignore[misc]
+    finish = finish_times(schedule, num_microbatches, durations, np.concatenate([send, 0.0 * send]))
+    ends = (finish.stage_seconds + np.tile(optimizer, 2)).max(axis=0)
+    return ends[:n], ends[n:]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Steps of n layouts, cut along the stage that works longest; the parts add up to the step. All [n] seconds."""
+
+    step: np.ndarray
+    compute: np.ndarray
+    exposed_communication: np.ndarray
+    bubble: np.ndarray
+    optimizer: np.ndarray
+    sends: np.ndarray  # what the pipeline's sends add, a part of the exposed communication
+
+
+def cut(schedule: str, num_microbatches: int, times: Sequence[StageTime], n: int = 1) -> Cut:
+    """The exact steps of n layouts and their parts."""
+    step, free = exact(schedule, num_microbatches, times, n)
+    parts = [_rows(times, read, n) for read in (lambda t: t.busy_seconds, lambda t: t.compute_seconds, lambda t: t.optimizer_seconds)]
+    longest = (parts[0] + parts[2]).argmax(axis=0)
+    busy, compute, optimizer = (table[longest, np.arange(n)] for table in parts)
+    communication = busy - compute + step - free
+    return Cut(step, compute, communication, np.maximum(step - compute - communication - optimizer, 0.0), optimizer, step - free)
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """Seconds below which no stage's actions are, by name, and how often each is done; arrays over (layout, stage) entries."""
+
+    durations: dict[str, Quantity]
+    rounds: dict[str, Quantity]
+    optimizer_seconds: Quantity
+    send_seconds: Quantity
+
+
+def stage_bound(step: Step, cost: Cost, bodies: Cost, known: Known) -> Bound:
+    """As `stage_time`, by sums alone. `bodies` is the cost in the space of the bodies."""
+    seconds = {name: totals(nodes, cost, bodies, known).bound for name, nodes in step.actions.items()}
+    optimizer = totals(step.optimizer, cost, bodies, known).compute
+    send = cost.collective_seconds(step.send)
+    return Bound({n: take(s, step.at) for n, s in seconds.items()}, step.rounds, take(optimizer, step.at), take(send, step.at))
+
+
+def bound(schedule: str, num_microbatches: Any, pp: np.ndarray, stages: Bound) -> np.ndarray:
+    """[n] seconds that no exact step of n layouts is below. Entries are ordered by layout, `pp[i]` stages of layout i in order.
+
+    The pipeline's bound, and after it at least the shortest optimizer.
+    """
+    n, rows = len(pp), int(pp.max())
+    layout = np.repeat(np.arange(n), pp)
+    stage = np.arange(len(layout)) - np.repeat(np.cumsum(pp) - pp, pp)
 
     def table(q: Any, fill: float = 0.0) -> np.ndarray:
-        out = np.full(shape[0] * shape[1], fill)
-        out[place] = q
-        return out.reshape(shape)
+        out = np.full((rows, n), fill)
+        out[stage, layout] = q
+        return out
 
+    busy: Any = 0.0
+    least: dict[str, Any] = {"forward": np.inf, "backward": np.inf}
+    last: Any = 0.0
+    for name, seconds in stages.durations.items():
+        times, kind = stages.rounds[name], name.split(".")[0]
+        busy = busy + times * seconds
+        least[kind] = np.where(times > 0, np.minimum(least[kind], seconds), least[kind])
+        if "last" in name or "only" in name:
+            last = np.where(times > 0, seconds, last)
     low = lower_bound(
         schedule,
         num_microbatches,
-        busy=table(time.busy_seconds),
-        first_forward=table(time.durations["forward.first"]),
-        last_backward=table(time.extreme("backward", "last")),
-        least_forward=table(time.extreme("forward", "least")),
-        least_backward=table(time.extreme("backward", "least")),
-        send_seconds=table(time.send_seconds).max(axis=0),
+        busy=table(busy),
+        first_forward=table(stages.durations["forward.first"]),
+        last_backward=table(last),
+        least_forward=table(least["forward"]),
+        least_backward=table(least["backward"]),
+        send_seconds=table(stages.send_seconds).max(axis=0),
         pp=pp,
     )
-    return low + table(time.optimizer.total_seconds, np.inf).min(axis=0)
+    return low + table(stages.optimizer_seconds, np.inf).min(axis=0)

@@ -32,9 +32,10 @@ class Total:
 Rows = dict[Key, list[Any]]
 
 
-def traffic(nodes: Iterable[Node], known: dict[int, Rows] | None = None) -> dict[Key, Total]:
+def traffic(nodes: Iterable[Node]) -> dict[Key, Total]:
     """Rows by key, of one layout or of many (rows that no layout has are left out)."""
-    rows = _rows(nodes, {} if known is None else known)
+    nodes = tuple(nodes)
+    rows = _rows(nodes, {})
     return {k: Total(*v) for k, v in rows.items() if np.any(np.asarray(v[1]) > 0)}
 
 
@@ -60,9 +61,12 @@ def _add(rows: Rows, key: Key, row: list[Any], times: Any, at: np.ndarray | None
     rows[key] = [size, *quantities] if old is None else [size, *(a + b for a, b in zip(old[1:], quantities, strict=True))]
 
 
-def flops(nodes: Iterable[Node], *, recompute: bool = True, known: dict[int, Any] | None = None) -> Any:
+def flops(nodes: Iterable[Node], *, recompute: bool = True) -> Any:
     """FLOPs of matmuls and attention, those of recompute counted or not."""
-    known = {} if known is None else known
+    return _flops(tuple(nodes), recompute, {})
+
+
+def _flops(nodes: Iterable[Node], recompute: bool, known: dict[int, Any]) -> Any:
     total: Any = 0.0
     for node in nodes:
         if isinstance(node, Compute):
@@ -70,6 +74,6 @@ def flops(nodes: Iterable[Node], *, recompute: bool = True, known: dict[int, Any
                 total = total + node.flops
         elif isinstance(node, Repeat):
             if id(node.body) not in known:
-                known[id(node.body)] = flops(node.body, recompute=recompute, known=known)
+                known[id(node.body)] = _flops(node.body, recompute, known)
             total = total + node.count * take(known[id(node.body)], node.at)
     return total

@@ -76,7 +76,7 @@ def plan(
 
     with Progress("layouts") as progress:
         found = search(asked.model, asked.job, asked.cluster, engine=asked.engine.name, top=shown, progress=progress)
-    document: dict[str, Any] = found.to_dict()
+    document: dict[str, Any] = found.to_dict(in_full=None if json else 1)
     if json:
         print_json(document)
     else:

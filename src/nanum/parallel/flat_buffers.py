@@ -242,7 +242,10 @@ def buckets(chain: Chain, embedding: Buffer, layer: Buffer, head: Buffer, least_
     # What tensors are left of is told by tp, and by which ends are here.
     _, inverse = distinct((stage.layers, stage.embeds, stage.heads, chain.tp, least))
     _, first = np.unique(inverse, return_index=True)
-    whole = inverse.shape
-    at = [[[np.broadcast_to(q, whole)[i] for q in part] for part in parts] for i in first]
-    layers, least = np.broadcast_to(stage.layers, whole)[first], np.broadcast_to(least, whole)[first]
-    return np.array([count(n, low, *sizes) for n, low, sizes in zip(layers, least, at, strict=True)])[inverse]
+
+
+    def pick(q: Any, i: int) -> Any:
+        return q[i] if isinstance(q, np.ndarray) and q.ndim else q
+
+    sizes = ([tuple(pick(q, i) for q in part) for part in parts] for i in first)
+    return np.array([count(pick(stage.layers, i), pick(least, i), *of) for i, of in zip(first, sizes, strict=True)])[inverse]

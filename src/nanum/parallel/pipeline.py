@@ -6,13 +6,13 @@ pipeline leaves them gathered. Walking the order with that state yields PyTorch'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from nanum.conventions import Conventions
-from nanum.layout import Structure
+from nanum.layout import Layout, Structure
 from nanum.arrays import most
 from nanum.parallel.chain import Chain
 from nanum.program import Collective, Held, Node, Repeat
@@ -35,17 +35,24 @@ class DataParallel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of one stage. `actions` are its distinct actions by name, for the timeline; `program` is all of it, in order.
-
-    `at` takes an array over distinct stages, which is what actions are emitted for, to one over all stages of all layouts.
-    """
+    """One step of one stage. `actions` are its distinct actions by name, for the timeline; `program` is all of it, in order."""
 
     resident: tuple[Node, ...]
     actions: dict[str, tuple[Node, ...]]
     order: tuple[tuple[Any, tuple[str, ...]], ...]  # (rounds, names of actions)
     optimizer: tuple[Node, ...]
     send: Collective  # across a border, one way, of one micro-batch
-    at: np.ndarray | None = None
+    place: Place
+    layout: Layout  # of each distinct stage
+
+    @property
+    def at(self) -> np.ndarray | None:
+        """From distinct stages, for which actions are emitted, to all stages of all layouts."""
+        return self.place.at
+
+    def scheduled(self, structure: Structure) -> Step:
+        """The same actions in another schedule's order."""
+        return replace(self, order=order(self.place, structure))
 
     @property
     def rounds(self) -> dict[str, Any]:
@@ -62,7 +69,7 @@ class Step:
         return (Repeat(1, self.resident, self.at), *body, Repeat(1, self.optimizer, self.at))
 
 
-def step(chain: Chain, data: DataParallel, structure: Structure, conventions: Conventions, place: Place) -> Step:
+def step(chain: Chain, data: DataParallel, structure: Structure, conventions: Conventions, place: Place, layout: Layout) -> Step:
     """The actions of a stage, and how often each occurs. Without a pipeline every forward gathers and every backward reduces."""
     stage, m = chain.stage, place.num_microbatches
     made: dict[tuple[Any, ...], tuple[Node, ...]] = {}
@@ -96,7 +103,7 @@ def step(chain: Chain, data: DataParallel, structure: Structure, conventions: Co
     end: list[Node] = [*data.optimizer(), Held("activations", -stage.take(chain.head.kept_bytes) * stage.heads)]
     send = _send(chain, "forward", (chain.pp > 1) * 1)
     ids = Held("buffers", chain.input_bytes * (stage.embeds | stage.heads), "token ids")
-    return Step((*data.resident(), ids), actions, order(place, structure), tuple(end), send, place.at)
+    return Step((*data.resident(), ids), actions, order(place, structure), tuple(end), send, place, layout)
 
 
 @dataclass(frozen=True, eq=False)

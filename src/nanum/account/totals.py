@@ -1,0 +1,53 @@
+"""Seconds that a Program's nodes keep each stream busy, whatever waits for whatever: sums, cheap enough for a million layouts.
+
+No action ends before its compute stream has done all its kernels and blocking exchanges, nor before a stream that it awaits has
+done all of its own: the larger of the two is a bound below its exact time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+from nanum.account.cost import Cost
+from nanum.arrays import most, take
+from nanum.program import Collective, Compute, Node, Repeat
+
+
+@dataclass(frozen=True, eq=False)
+class Totals:
+    compute: Any = 0.0  # kernels, and exchanges that the compute waits for at once
+    streamed: Any = 0.0  # exchanges on the stream that is awaited
+
+    @property
+    def bound(self) -> Any:
+        return most(self.compute, self.streamed)
+
+
+AWAITED = "data"
+Known = dict[tuple[tuple[Node, ...], Cost], Totals]
+
+
+def totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Known) -> Totals:
+    """Sums over nodes, repeats counted. `bodies` is the cost inside repeats whose body is in a space of its own; `known` remembers
+    the bodies that programs of one cost share."""
+    key = nodes, cost
+    if key in known:
+        return known[key]
+    compute: Any = 0.0
+    streamed: Any = 0.0
+    for node in nodes:
+        if isinstance(node, Compute):
+            compute = compute + cost.compute_seconds(node)
+        elif isinstance(node, Collective):
+            if node.stream is None:
+                compute = compute + cost.collective_seconds(node)
+            elif node.stream == AWAITED:
+                streamed = streamed + cost.collective_seconds(node)
+        elif isinstance(node, Repeat):
+            body = totals(node.body, cost if node.at is None else bodies, bodies, known)
+            compute = compute + node.count * take(body.compute, node.at)
+            streamed = streamed + node.count * take(body.streamed, node.at)
+    known[key] = found = Totals(compute, streamed)
+    return found

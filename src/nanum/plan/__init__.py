@@ -1,0 +1,118 @@
+"""All layouts of a cluster, ranked by predicted step time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from nanum import engines
+from nanum.cluster import Cluster
+from nanum.engines.engine import Engine
+from nanum.errors import Refused
+from nanum.job import Job
+from nanum.model import Model
+from nanum.plan.candidates import candidates
+from nanum.plan.explain import explain
+from nanum.plan.rank import Candidate, Question, fastest, read
+from nanum.predict import Prediction, consistent, prediction_summary
+from nanum.rules import GENERAL, Rule
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The ranking. `candidates` are those whose exact time was worked out, fastest first."""
+
+    questions: tuple[Question, ...]
+    enumerated: int
+    impossible: dict[str, int]
+    too_large: int
+    ranked: int
+    candidates: tuple[tuple[Engine, Candidate], ...]
+    top: int
+    seconds: float
+
+    @cached_property
+    def best(self) -> tuple[Prediction, ...]:
+        """The fastest layouts in full, fastest first."""
+        q = self.questions[0]
+        return tuple(Prediction(q.model, q.job, q.cluster, consistent(c.layout), e) for e, c in self.candidates[: self.top])
+
+    @property
+    def explanations(self) -> list[str]:
+        """Why the first beats the fastest of the next kinds, in a line each."""
+        return explain(self.candidates)
+
+    def to_dict(self, *, in_full: int | None = None) -> dict[str, Any]:
+        """The plan as one document. Beyond the first `in_full` predictions (all, where None) only their summaries are worked out."""
+        shown = self.best[: len(self.best) if in_full is None else in_full]
+        best = [p.to_dict() for p in shown]
+        best += [prediction_summary(p, c) for p, (_, c) in list(zip(self.best, self.candidates, strict=False))[len(shown) :]]
+        rejected = [{"why": why, "count": n} for why, n in sorted(self.impossible.items(), key=lambda kv: -kv[1])]
+        if self.too_large:
+            rejected.append({"why": "more memory than the device has", "count": self.too_large})
+        return {
+            "count": {
+                "enumerated": self.enumerated, "impossible": sum(self.impossible.values()),
+                "too_large": self.too_large, "ranked": self.ranked,
+            },
+            "seconds": self.seconds,
+            "best": best,
+            "rejected": rejected,
+            "explanations": self.explanations,
+        }  # fmt: skip
+
+
+def plan(
+    model: Model,
+    job: Job,
+    cluster: Cluster,
+    engine: str = "torchtitan",
+    top: int = 10,
+    progress: Callable[[int, int], None] | None = None,
+) -> Plan:
+    """Enumerate every layout over the whole cluster, refuse the impossible, drop what does not fit, rank the rest by exact step time.
+
+    `engine` may be "any": each engine's layouts are then ranked together. Raises Refused where no layout could be asked for.
+    """
+    begin = time.perf_counter()
+    chosen = [engines.load(name) for name in (("torchtitan", "megatron") if engine == "any" else (engine,))]
+    if why := _hopeless(model, job, cluster):
+        raise Refused(why)
+    found: list[tuple[Engine, Candidate]] = []
+    questions = tuple(Question(model, job, cluster, e) for e in chosen)
+    enumerated = too_large = ranked = 0
+    impossible: dict[str, int] = {}
+    for question in questions:
+        tried = candidates(model, job, cluster, question.engine)
+        rows, large = read(question, tried.groups, progress)
+        enumerated += tried.enumerated
+        too_large += large
+        ranked += sum(len(r.group) for r in rows)
+        for reason, n in tried.impossible.items():
+            impossible[reason] = impossible.get(reason, 0) + n
+        found += [(question.engine, c) for c in fastest(question, rows, top)]
+    found.sort(key=lambda ec: (ec[1].step_seconds, ec[1].device_bytes))
+    return Plan(questions, enumerated, impossible, too_large, ranked, tuple(found), top, time.perf_counter() - begin)
+
+
+def _hopeless(model: Model, job: Job, cluster: Cluster) -> list[str]:
+    """Reasons that hold for every layout: rules that do not look at one."""
+    from nanum.layout import Layout
+
+    nothing = Layout()
+    chip = cluster.chip
+    why = [rule.say(model, job, cluster, nothing) for rule in GENERAL if _of_job(rule) and rule.broken(model, job, cluster, nothing)]
+    if job.precision not in chip.peak_flops_per_second and job.precision not in chip.best_flops_per_second:
+        why.append(f"{chip.name} states no peak for precision {job.precision}; it has {', '.join(chip.peak_flops_per_second)}")
+    return why
+
+
+def _of_job(rule: Rule) -> bool:
+    """Is this a rule about the job and the model alone?"""
+    return rule.why.startswith(("seq_len", "global_batch_size", "precision", "optimizer", "byte counts"))
+
+
+__all__ = ["Plan", "plan"]

@@ -1,0 +1,186 @@
+"""Read memory and time of many layouts at once, and find the fastest that fit.
+
+All are ranked by a bound below their exact time; exact times are then worked out for the most promising, until no bound that is left
+could beat the slowest of the layouts asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from nanum.account.cost import Cost
+from nanum.account.device import context_bytes, groups, reserved_bytes
+from nanum.account.memory import peak
+from nanum.account.step_time import bound, cut, stage_bound, stage_time
+from nanum.build import BODY_FIELDS, Bodies, body_space, build, emit_parts
+from nanum.cluster import Cluster
+from nanum.engines.engine import Engine
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import Model
+from nanum.plan.candidates import Group
+
+Progress = Callable[[int, int], None]
+BATCH = 16
+"""Layouts whose exact time is worked out together."""
+
+
+@dataclass(frozen=True)
+class Question:
+    model: Model
+    job: Job
+    cluster: Cluster
+    engine: Engine
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """Layouts of one structure that fit, with the bytes of their fullest device and the bound of their step."""
+
+    group: Group
+    device_bytes: np.ndarray
+    bound_seconds: np.ndarray
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout with its exact time, cut as a prediction cuts it."""
+
+    layout: Layout
+    device_bytes: int
+    step_seconds: float
+    compute_seconds: float
+    exposed_communication_seconds: float
+    bubble_seconds: float
+    optimizer_seconds: float
+
+
+def _stages(layout: Layout) -> tuple[Layout, np.ndarray]:
+    """One entry for each stage of each layout, in order."""
+    pp = layout.pp
+    entry = np.repeat(np.arange(len(pp)), pp)
+    stage = np.arange(len(entry)) - np.repeat(np.cumsum(pp) - pp, pp)
+    fields = {f: getattr(layout, f)[entry] for f in (*BODY_FIELDS, "pp")}
+    return Layout(**fields, structure=layout.structure, rank_order=layout.rank_order), stage
+
+
+def read(question: Question, found: list[Group], progress: Progress | None = None) -> tuple[list[Ranked], int]:
+    """Memory and bound of every group: those that fit, and how many are too large."""
+    ranked: list[Ranked] = []
+    too_large = done = 0
+    total = sum(map(len, found))
+    for _, sharing in groupby(sorted(found, key=lambda g: _emission(g.layout.structure)), lambda g: _emission(g.layout.structure)):
+        several = list(sharing)
+        for one, large in _read_sharing(question, several):
+            ranked.append(one)
+            too_large += large
+        done += sum(map(len, several))
+        if progress:
+            progress(done, total)
+    return ranked, too_large
+
+
+def _emission(s: Structure) -> tuple[Any, ...]:
+    """Structures of equal keys have the same bodies."""
+    return s.zero, s.tensor, s.recompute, s.attention, s.compile
+
+
+def _same_actions(s: Structure) -> tuple[Any, ...]:
+    """Structures of equal keys have the same actions, in whatever order."""
+    return s.reshard, s.pipelined
+
+
+def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Ranked, int]]:
+    expanded = [_stages(g.layout) for g in found]
+    joined = Layout(
+        **{f: np.concatenate([getattr(e, f) for e, _ in expanded]) for f in (*BODY_FIELDS, "pp")}, structure=found[0].layout.structure
+    )
+    at, distinct_layout = body_space(joined)
+    assert at is not None
+    parts = emit_parts(question.model, question.job, distinct_layout, question.engine)
+    bodies_cost = Cost(question.cluster, distinct_layout)
+    memory_known: dict[int, Any] = {}
+    time_known: dict[Any, Any] = {}
+    steps: dict[tuple[Any, ...], Any] = {}
+    start = 0
+    for group, (entries, stage) in zip(found, expanded, strict=True):
+        stop = start + len(stage)
+        bodies = Bodies(parts, distinct_layout, at[start:stop])
+        start = stop
+        structure = group.layout.structure
+        key = (*_same_actions(structure), len(stage))
+        if key not in steps:
+            step = build(question.model, question.job, entries, question.engine, stage, bodies)
+            steps[key] = step, Cost(question.cluster, step.layout)
+        step, cost = steps[key]
+        step = step.scheduled(structure)
+        used = peak(step.program, memory_known).peak
+        pp = group.layout.pp
+        worst = np.maximum.reduceat(np.broadcast_to(used, stage.shape), np.cumsum(pp) - pp)
+        at_device = reserved_bytes(worst) + context_bytes(groups(*(getattr(group.layout, a) for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))))
+        fits = at_device <= question.cluster.chip.memory_bytes.value
+        m = question.job.global_batch_size // (group.layout.micro_batch_size * group.layout.data_ranks)
+        seconds = bound(structure.schedule, m, pp, stage_bound(step, cost, bodies_cost, time_known)) if fits.any() else np.zeros(len(pp))
+        yield Ranked(group.at(fits), at_device[fits], seconds[fits]), int((~fits).sum())
+
+
+def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidate]:
+    """The `top` fastest by exact time, and the fastest of each other set of axes that divide, for comparison."""
+    entries = [(float(b), i, j) for i, r in enumerate(ranked) for j, b in enumerate(r.bound_seconds)]
+    entries.sort()
+    done: dict[tuple[int, int], Candidate] = {}
+    for chunk in range(0, len(entries), BATCH):
+        best = sorted(c.step_seconds for c in done.values())[:top]
+        if len(best) == top and entries[chunk][0] >= best[-1]:
+            break
+        done |= _exact(question, ranked, entries[chunk : chunk + BATCH])
+    first_of_kind: dict[tuple[str, ...], tuple[float, int, int]] = {}
+    for entry in entries:
+        layout = ranked[entry[1]].group.at(np.array([entry[2]])).layout if len(first_of_kind) < 6 else None
+        if layout is None:
+            break
+        first_of_kind.setdefault(divided(layout), entry)
+        if entry[0] > 3 * entries[0][0]:
+            break
+    rest = [e for e in first_of_kind.values() if (e[1], e[2]) not in done]
+    done |= _exact(question, ranked, rest)
+    return sorted(done.values(), key=lambda c: (c.step_seconds, c.device_bytes))
+
+
+def divided(layout: Layout) -> tuple[str, ...]:
+    """The axes that divide something."""
+    return tuple(a for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp") if np.max(getattr(layout, a)) > 1)
+
+
+def _exact(question: Question, ranked: list[Ranked], entries: list[tuple[float, int, int]]) -> dict[tuple[int, int], Candidate]:
+    found: dict[tuple[int, int], Candidate] = {}
+    for i, chosen in groupby(sorted(entries, key=lambda e: e[1]), lambda e: e[1]):
+        rows = np.array([e[2] for e in chosen])
+        group = ranked[i].group.at(rows)
+        for j, candidate in zip(rows, exact_times(question, group, ranked[i].device_bytes[rows]), strict=True):
+            found[i, int(j)] = candidate
+    return found
+
+
+def exact_times(question: Question, group: Group, device_bytes: np.ndarray) -> list[Candidate]:
+    """The exact step of each layout of a group."""
+    entries, stage = _stages(group.layout)
+    step = build(question.model, question.job, entries, question.engine, stage)
+    time = stage_time(step, Cost(question.cluster, step.layout))
+    layout = group.layout
+    begins = np.cumsum(layout.pp) - layout.pp
+    m = question.job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)
+    found: list[Candidate | None] = [None] * len(group)
+    for p, count in {(int(p), int(k)) for p, k in zip(layout.pp, m, strict=True)}:
+        rows = np.flatnonzero((layout.pp == p) & (m == count))
+        parts = cut(layout.structure.schedule, count, [time.at(begins[rows] + s) for s in range(p)], len(rows))
+        for i, row in enumerate(rows):
+            one = Layout(**{f: int(getattr(layout, f)[row]) for f in (*BODY_FIELDS, "pp")}, structure=layout.structure, rank_order=layout.rank_order)
+            seconds = (parts.step, parts.compute, parts.exposed_communication, parts.bubble, parts.optimizer)
+            found[row] = Candidate(one, int(device_bytes[row]), *(float(q[i]) for q in seconds))
+    return [c for c in found if c is not None]
