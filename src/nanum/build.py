@@ -7,8 +7,10 @@ Sizes are ints or arrays: the same calls serve one layout and a hundred thousand
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,12 +24,14 @@ from nanum.job import Job
 from nanum.layout import AXES, Layout, Structure
 from nanum.model import Model
 from nanum.parallel.chain import Chain, Stage
-from nanum.parallel.flat_buffers import FlatBuffers, buffer
+from nanum.parallel.flat_buffers import Buffer, FlatBuffers, buffer
 from nanum.parallel.fully_shard import FullyShard
 from nanum.parallel.replicated import Replicated
 from nanum.parallel.pipeline import DataParallel, Place, Step, step
 from nanum.parallel.units import Unit, unit
 from nanum.sharding import BATCH_AXES, Shapes
+
+T = TypeVar("T")
 
 BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "micro_batch_size")
 """What a part of the model can see of a layout. Layouts that differ in nothing else share its body."""
@@ -35,13 +39,28 @@ BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "micro_batch_size")
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The three bodies of a model, in the space of their own shapes."""
+    """The three bodies of a model, in the space of their own shapes, and what their weights exchange."""
 
     shapes: Shapes
     conventions: Conventions
+    zero: int
     embedding: Body
     layer: Body
     head: Body
+
+    @cached_property
+    def units(self) -> tuple[Unit, Unit, Unit]:
+        return _three(unit(self.shapes, b.weights, b.weight_grads, self.conventions) for b in (self.embedding, self.layer, self.head))
+
+    @cached_property
+    def buffers(self) -> tuple[Buffer, Buffer, Buffer]:
+        parts = (self.embedding, self.layer, self.head)
+        return _three(buffer(self.shapes, b.weights, b.weight_grads, self.conventions, self.zero) for b in parts)
+
+
+def _three(found: Iterable[T]) -> tuple[T, T, T]:
+    a, b, c = found
+    return a, b, c
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +120,7 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:
     conventions = engine.conventions(model, job, layout.structure)
     shapes = Shapes({a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions))
     make = (embedding_body, layer_body, head_body)
-    return Parts(shapes, conventions, *(f(model, shapes, conventions, layout.structure) for f in make))
+    return Parts(shapes, conventions, layout.structure.zero, *(f(model, shapes, conventions, layout.structure) for f in make))
 
 
 def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> dict[str, Any]:
@@ -125,15 +144,11 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
 
 def _data_parallel(chain: Chain, parts: Parts, structure: Structure, engine: Engine) -> DataParallel:
     s, shapes, conventions = chain.stage, parts.shapes, parts.conventions
+    presences = (s.embeds, 1, s.heads)
     if engine.data_parallel == "flat_buffers":
-        parts_of = ((parts.embedding, s.embeds), (parts.layer, 1), (parts.head, s.heads))
-        buffers = (buffer(shapes, b.weights, b.weight_grads, conventions, structure.zero).times(n, s.take) for b, n in parts_of)
+        buffers = _three(b.times(n, s.take) for b, n in zip(parts.buffers, presences, strict=True))
         return FlatBuffers(chain, conventions, structure, *buffers, data_ranks=shapes.ranks(("dp_replicate", "dp_shard", "cp")))
-
-    def of(body: Body, presence: Any) -> Unit:
-        return unit(shapes, body.weights, body.weight_grads, conventions).times(presence, s.take)
-
-    embedding, layer, head = of(parts.embedding, s.embeds), of(parts.layer, 1), of(parts.head, s.heads)
+    embedding, layer, head = _three(u.times(n, s.take) for u, n in zip(parts.units, presences, strict=True))
     if engine.data_parallel == "plain_or_fully_shard" and structure.zero == 0:
         return Replicated(chain, conventions, embedding, layer, head)
     if conventions.units == "root":

@@ -212,8 +212,8 @@ def finish_times(
     Args:
         schedule: a name of `WARMUP`.
         num_microbatches: of all n layouts.
-        durations: [pp, n] seconds of the actions of each name of `NAMES`; one that is not given lasts as long as "forward" or
-            "backward", which must be.
+        durations: [pp, n] seconds of the actions of each name of `NAMES` that is done; one that is not given lasts as long as
+            "forward" or "backward".
         send_seconds: [n], from the end of an action to the start of the next stage's; the sender does not wait.
 
     Raises:
@@ -298,7 +298,8 @@ def lower_bound(
 
 def _stacked(durations: Mapping[str, ArrayLike], send: ArrayLike) -> tuple[Seconds, Seconds]:
     """Durations as [names, pp, n], the send as [n]."""
-    many = [np.asarray(durations.get(name, durations[name.split(".")[0]]), np.float64) for name in NAMES]
+    default = {kind: next(q for name, q in durations.items() if name.startswith(kind)) for kind in ("forward", "backward")}
+    many = [np.asarray(durations.get(name, durations.get(kind := name.split(".")[0], default[kind])), np.float64) for name in NAMES]
     sent = np.asarray(send, np.float64)
     *many, sent = np.broadcast_arrays(*many, sent[None] if sent.ndim else sent)
     return np.stack(many), sent[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,24 +18,11 @@ from nanum.program import Collective, Held, Mark, Node, Repeat, Wait
 Bytes = Any  # int, or int64 array over layouts
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Use:
+class Use(NamedTuple):
     """Bytes that nodes leave behind, and the most they held meanwhile (0 before them)."""
 
-    net: Bytes = 0
-    peak: Bytes = 0
-
-    def then(self, other: Use) -> Use:
-        return Use(self.net + other.net, most(self.peak, self.net + other.peak))
-
-    def times(self, count: Bytes) -> Use:
-        if isinstance(count, int) and count == 1:
-            return self
-        last = (count - 1) * self.net + self.peak
-        return Use(count * self.net, most(self.peak, last) * (count > 0))
-
-    def spread(self, at: np.ndarray) -> Use:
-        return Use(take(self.net, at), take(self.peak, at))
+    net: Bytes
+    peak: Bytes
 
 
 Known = dict[int, tuple[tuple[Node, ...], Use]]
@@ -45,38 +32,54 @@ Known = dict[int, tuple[tuple[Node, ...], Use]]
 def peak(nodes: Iterable[Node], known: Known | None = None) -> Use:
     """What nodes hold, for one layout or for many. `known` remembers bodies, which programs share."""
     known = {} if known is None else known
-    total = Use()
+    net: Bytes = 0
+    high: Bytes = 0
     run: list[Bytes] = []
     for node in nodes:
         if isinstance(node, Held):
             run.append(node.bytes)
-        elif isinstance(node, Repeat):
-            total = total.then(_flat(run))
-            run = []
-            key = id(node.body)
-            if key not in known:
-                known[key] = node.body, peak(node.body, known)
-            body = known[key][1]
-            if node.at is not None:
-                body = body.spread(node.at)
-            total = total.then(body.times(node.count))
-    return total.then(_flat(run))
+            continue
+        if not isinstance(node, Repeat):
+            continue
+        if run:
+            more, top = _flat(run)
+            high, net, run = most(high, net + top), net + more, []
+        key = id(node.body)
+        if key not in known:
+            known[key] = node.body, peak(node.body, known)
+        more, top = known[key][1]
+        if node.at is not None:
+            more, top = take(more, node.at), take(top, node.at)
+        count = node.count
+        if isinstance(count, int):
+            if count < 1:
+                continue
+            if count > 1:
+                top = most(top, (count - 1) * more + top)
+            more = count * more
+        else:
+            # The peak of a repeat is in its first round or, where rounds leave bytes behind, in its last.
+            top = most(top, (count - 1) * more + top) * (count > 0)
+            more = count * more
+        high, net = most(high, net + top), net + more
+    if run:
+        more, top = _flat(run)
+        high, net = most(high, net + top), net + more
+    return Use(net, high)
 
 
 def _flat(run: list[Bytes]) -> Use:
     """A run of holds and releases: a cumulative sum, and its largest."""
-    if not run:
-        return Use()
-    if not any(isinstance(b, np.ndarray) and b.ndim for b in run):
+    if not any(isinstance(b, np.ndarray) for b in run):
         net = high = 0
         for b in run:
             net += int(b)
             high = max(high, net)
         return Use(net, high)
     if len(run) < 12:  # too short to be worth a table
-        total = run[0]
-        high = most(total, 0)
-        for b in run[1:]:
+        total: Bytes = 0
+        high = 0
+        for b in run:
             total = total + b
             high = most(high, total)
         return Use(total, high)

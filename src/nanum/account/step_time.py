@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ class Step(Protocol):
     """A step as `parallel.pipeline` builds it: named actions, how often each is done, and what follows."""
 
     @property
-    def actions(self) -> dict[str, tuple[Node, ...]]: ...
+    def actions(self) -> Mapping[str, tuple[Node, ...]]: ...
     @property
     def rounds(self) -> dict[str, Any]: ...
     @property
@@ -55,22 +55,25 @@ class StageTime:
         return StageTime(*several, *map(pick, rest))
 
 
-def stage_time(step: Step, cost: Cost, known: KnownMaps | None = None) -> StageTime:
+def stage_time(step: Step, cost: Cost, known: KnownMaps | None = None, bodies: Cost | None = None) -> StageTime:
     """Fold each distinct action once. An action ends when its compute does; what it sends travels beside the next.
 
     `cost` is of the step's distinct stages (`step.layout`); `known` remembers the bodies that steps of one cost share.
     """
     known = {} if known is None else known
-    maps = {name: fold(nodes, cost, known) for name, nodes in step.actions.items()}
+    rounds = step.rounds
+    maps = {name: fold(step.actions[name], cost, known, bodies) for name in rounds}
     ends = {name: end_of_compute(m) for name, m in maps.items()}
-    rounds, busy, compute, streamed = step.rounds, 0.0, 0.0, 0.0
+    busy: Any = 0.0
+    compute: Any = 0.0
+    streamed: Any = 0.0
     for name, m in maps.items():
         waits = ends[name] - m.compute_seconds - m.blocking_seconds
         busy = busy + rounds[name] * take(ends[name], step.at)
         compute = compute + rounds[name] * take(m.compute_seconds, step.at)
         streamed = streamed + rounds[name] * np.maximum(take(waits, step.at), 0.0)
     durations = {name: take(seconds, step.at) for name, seconds in ends.items()}
-    optimizer = take(fold(step.optimizer, cost, known).total_seconds, step.at)
+    optimizer = take(fold(step.optimizer, cost, known, bodies).total_seconds, step.at)
     return StageTime(durations, rounds, busy, compute, streamed, optimizer, take(cost.collective_seconds(step.send), step.at))
 
 
@@ -136,10 +139,11 @@ class Bound:
 
 def stage_bound(step: Step, cost: Cost, bodies: Cost, known: Known) -> Bound:
     """As `stage_time`, by sums alone. `bodies` is the cost in the space of the bodies."""
-    seconds = {name: totals(nodes, cost, bodies, known).bound for name, nodes in step.actions.items()}
+    rounds = step.rounds
+    seconds = {name: totals(step.actions[name], cost, bodies, known).bound for name in rounds}
     optimizer = totals(step.optimizer, cost, bodies, known).compute
     send = cost.collective_seconds(step.send)
-    return Bound({n: take(s, step.at) for n, s in seconds.items()}, step.rounds, take(optimizer, step.at), take(send, step.at))
+    return Bound({n: take(s, step.at) for n, s in seconds.items()}, rounds, take(optimizer, step.at), take(send, step.at))
 
 
 def bound(schedule: str, num_microbatches: Any, pp: np.ndarray, stages: Bound) -> np.ndarray:

@@ -198,18 +198,21 @@ class TimeMap:
 Known = dict[tuple[tuple[Node, ...], Cost], TimeMap]
 
 
-def fold(nodes: Sequence[Node], cost: Cost, known: Known | None = None) -> TimeMap:
-    """What the nodes do to the clocks. `known` remembers bodies, which programs of one cost share.
+def fold(nodes: Sequence[Node], cost: Cost, known: Known | None = None, bodies: Cost | None = None) -> TimeMap:
+    """What the nodes do to the clocks.
+
+    `known` remembers bodies, which programs of one cost share. `bodies` is the cost inside repeats whose body is in a space of its
+    own; where it is not given it is worked out for each.
 
     An exchange of no seconds takes no part: its ticket is complete at once, and does not queue behind the stream.
 
     Raises:
         ValueError: an exchange or a kernel cannot be costed (`Cost`).
     """
-    return _fold(tuple(nodes), cost, {} if known is None else known)
+    return _fold(tuple(nodes), cost, {} if known is None else known, bodies)
 
 
-def _fold(nodes: tuple[Node, ...], cost: Cost, known: Known) -> TimeMap:
+def _fold(nodes: tuple[Node, ...], cost: Cost, known: Known, bodies: Cost | None) -> TimeMap:
     if (nodes, cost) in known:
         return known[nodes, cost]
     whole = TimeMap()
@@ -222,7 +225,8 @@ def _fold(nodes: tuple[Node, ...], cost: Cost, known: Known) -> TimeMap:
         elif isinstance(node, Wait):
             run.wait(node)
         elif isinstance(node, Repeat) and np.max(node.count) > 0:
-            body = _fold(node.body, _seen_by(node, cost), known)
+            inside = cost if node.at is None else bodies or _seen_by(node, cost)
+            body = _fold(node.body, inside, known, bodies)
             repeated = body.times(node.count) if node.at is None else _spread_times(body, node.count, node.at)
             whole = whole.then(run.map()).then(repeated)
             run = _Run()

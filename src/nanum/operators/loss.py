@@ -33,7 +33,9 @@ def _eager(t: Tape, logits: Tensor) -> None:
         t.add_grad(logits, d)
         t.mark("pre_backward")
 
-    t.kept, t.seed = (*t.kept, loss), (seed,)
+    t.seed = (seed,)
+    if t.conventions.step_keeps_logits:  # the caller's frame holds the loss too
+        t.kept = (*t.kept, loss)
     t.then(logits, transpose)
 
 
@@ -47,7 +49,9 @@ def _fused(t: Tape, logits: Tensor) -> None:
         t.add_grad(logits, t.kernel("dlogits", (logits, weight), logits))
         t.mark("pre_backward")
 
-    t.kept, t.seed = (*t.kept, loss), (seed,)
+    t.seed = (seed,)
+    if t.conventions.step_keeps_logits:  # the caller's frame holds the loss too
+        t.kept = (*t.kept, loss)
     t.then(logits, transpose)
 
 
@@ -81,5 +85,7 @@ def _vocab_parallel(t: Tape, logits: Tensor) -> None:
         t.add_grad(logits, d)
         t.mark("pre_backward")
 
-    t.kept, t.seed = (*t.kept, loss), (seed,)
+    t.seed = (seed,)
+    if t.conventions.step_keeps_logits:  # the caller's frame holds the loss too
+        t.kept = (*t.kept, loss)
     t.then(logits, transpose)

@@ -6,7 +6,8 @@ pipeline leaves them gathered. Walking the order with that state yields PyTorch'
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,7 +39,7 @@ class Step:
     """One step of one stage. `actions` are its distinct actions by name, for the timeline; `program` is all of it, in order."""
 
     resident: tuple[Node, ...]
-    actions: dict[str, tuple[Node, ...]]
+    actions: Mapping[str, tuple[Node, ...]]
     order: tuple[tuple[Any, tuple[str, ...]], ...]  # (rounds, names of actions)
     optimizer: tuple[Node, ...]
     send: Collective  # across a border, one way, of one micro-batch
@@ -69,40 +70,60 @@ class Step:
         return (Repeat(1, self.resident, self.at), *body, Repeat(1, self.optimizer, self.at))
 
 
+HOW: dict[str, dict[str, bool]] = {
+    # Forwards: do they gather under a pipeline (where the weights reshard), and are they a step's first?
+    "forward.first": {"gathers": True, "first": True},
+    "forward": {"gathers": True, "first": False},
+    "forward.paired": {"gathers": False, "first": False},
+    # Backwards: does a forward come before, which has resharded? Are they a step's first, its last?
+    "backward.only": {"gathers": True, "first": True, "last": True},
+    "backward.first": {"gathers": True, "first": True, "last": False},
+    "backward.paired": {"gathers": True, "first": False, "last": False},
+    "backward.last_paired": {"gathers": True, "first": False, "last": True},
+    "backward": {"gathers": False, "first": False, "last": False},
+    "backward.last": {"gathers": False, "first": False, "last": True},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Actions(Mapping[str, tuple[Node, ...]]):
+    """The actions of a stage by name, emitted when first asked for; alike ones are the same nodes."""
+
+    chain: Chain
+    data: DataParallel
+    structure: Structure
+    conventions: Conventions
+    _made: dict[Any, tuple[Node, ...]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(HOW)
+
+    def __len__(self) -> int:
+        return len(HOW)
+
+    def __getitem__(self, name: str) -> tuple[Node, ...]:
+        how = dict(HOW[name])
+        if name.startswith("forward"):
+            first = how["first"]
+            how["gathers"] = first or not self.structure.pipelined or (how["gathers"] and self.structure.reshard)
+            key = (*self.data.same_forward(**how), first and self.conventions.step_keeps_logits)
+            if key not in self._made:
+                self._made[key] = tuple(_forward(self.chain, self.data.forward(**how), self.conventions, first=first))
+            return self._made[key]
+        how["gathers"] = how["gathers"] or not self.structure.pipelined
+        key = self.data.same_backward(**how)
+        if key not in self._made:
+            self._made[key] = tuple(_backward(self.chain, self.data.backward(**how), self.conventions))
+        return self._made[key]
+
+
 def step(chain: Chain, data: DataParallel, structure: Structure, conventions: Conventions, place: Place, layout: Layout) -> Step:
     """The actions of a stage, and how often each occurs. Without a pipeline every forward gathers and every backward reduces."""
-    stage, m = chain.stage, place.num_microbatches
-    made: dict[tuple[Any, ...], tuple[Node, ...]] = {}
-    actions: dict[str, tuple[Node, ...]] = {}
-
-    def forward(name: str, *, gathers: bool, first: bool = False) -> None:
-        key = data.same_forward(gathers=gathers, first=first)
-        if key not in made:
-            made[key] = tuple(_forward(chain, data.forward(gathers=gathers, first=first), conventions))
-        overwrites = () if first else _overwrites(chain)
-        actions[name] = (*made[key], *overwrites)
-
-    def backward(name: str, *, gathers: bool, first: bool, last: bool) -> None:
-        key = data.same_backward(gathers=gathers, first=first, last=last)
-        if key not in made:
-            made[key] = tuple(_backward(chain, data.backward(gathers=gathers, first=first, last=last), conventions))
-        actions[name] = made[key]
-
-    reshards = structure.reshard
-    pipelined = structure.pipelined
-    forward("forward.first", gathers=True, first=True)
-    forward("forward", gathers=reshards or not pipelined)
-    forward("forward.paired", gathers=not pipelined)
-    backward("backward.only", gathers=True, first=True, last=True)
-    backward("backward.first", gathers=True, first=True, last=False)
-    backward("backward.paired", gathers=True, first=False, last=False)
-    backward("backward.last_paired", gathers=True, first=False, last=True)
-    if pipelined:
-        backward("backward", gathers=False, first=False, last=False)
-        backward("backward.last", gathers=False, first=False, last=True)
+    stage = chain.stage
     end: list[Node] = [*data.optimizer(), Held("activations", -stage.take(chain.head.kept_bytes) * stage.heads)]
     send = _send(chain, "forward", (chain.pp > 1) * 1)
     ids = Held("buffers", chain.input_bytes * (stage.embeds | stage.heads), "token ids")
+    actions = Actions(chain, data, structure, conventions)
     return Step((*data.resident(), ids), actions, order(place, structure), tuple(end), send, place, layout)
 
 
@@ -117,14 +138,14 @@ class Place:
 
 
 def order(place: Place, structure: Structure) -> tuple[tuple[Any, tuple[str, ...]], ...]:
-    """Runs of like actions, as `schedule.name_of` names them."""
+    """Runs of like actions, as `schedule.name_of` names them; those that no stage does are left out."""
     m = place.num_microbatches
     run = runs(structure.schedule, place.pp, place.stage, m)
     ahead = run.warmup + (run.steady > 0)  # forwards before the first backward
     pairs = most(run.steady - 1, 0)  # a forward and a backward, after the first backward
     tail = m - 1 - pairs  # backwards on their own
     last_paired = ((tail == 0) & (pairs > 0)) * 1
-    counted: list[tuple[Any, tuple[str, ...]]] = [
+    counted = [
         (1, ("forward.first",)),
         (ahead - 1, ("forward",)),
         ((m == 1) * 1, ("backward.only",)),
@@ -134,17 +155,14 @@ def order(place: Place, structure: Structure) -> tuple[tuple[Any, tuple[str, ...
     ]
     if structure.pipelined:
         counted += [(most(tail - 1, 0), ("backward",)), ((tail > 0) * 1, ("backward.last",))]
-    return tuple(counted)
+    return tuple((rounds, names) for rounds, names in counted if np.any(rounds))
 
 
-def _overwrites(chain: Chain) -> tuple[Node, ...]:
-    """The frame's logits and loss of the micro-batch before are overwritten."""
-    return (Held("activations", -chain.stage.take(chain.head.kept_bytes) * chain.stage.heads),)
-
-
-def _forward(chain: Chain, nodes: list[Node], conventions: Conventions) -> list[Node]:
+def _forward(chain: Chain, nodes: list[Node], conventions: Conventions, *, first: bool) -> list[Node]:
     stage = chain.stage
     out = list(nodes)
+    if conventions.step_keeps_logits and not first:  # the frame's logits and loss of the micro-batch before are overwritten
+        out.append(Held("activations", -stage.take(chain.head.kept_bytes) * stage.heads))
     if conventions.stage_keeps_output:
         out.append(Held("activations", chain.output_bytes * stage.onward, "stage output"))
     out.append(_send(chain, "forward", stage.onward))

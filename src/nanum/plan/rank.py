@@ -7,7 +7,7 @@ could beat the slowest of the layouts asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -45,6 +45,17 @@ class Ranked:
     group: Group
     device_bytes: np.ndarray
     bound_seconds: np.ndarray
+    shared: Shared
+    body: np.ndarray  # the place of each layout among the bodies
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What structures with the same bodies share: the bodies, their cost, and what has been folded of them."""
+
+    bodies: Bodies
+    cost: Cost
+    maps: dict[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -103,14 +114,14 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
     at, distinct_layout = body_space(joined)
     assert at is not None
     parts = emit_parts(question.model, question.job, distinct_layout, question.engine)
-    bodies_cost = Cost(question.cluster, distinct_layout)
+    shared = Shared(Bodies(parts, distinct_layout, at), Cost(question.cluster, distinct_layout), {})
     memory_known: dict[int, Any] = {}
     time_known: dict[Any, Any] = {}
     steps: dict[tuple[Any, ...], Any] = {}
     start = 0
     for group, (entries, stage) in zip(found, expanded, strict=True):
         stop = start + len(stage)
-        bodies = Bodies(parts, distinct_layout, at[start:stop])
+        bodies = replace(shared.bodies, at=at[start:stop])
         start = stop
         structure = group.layout.structure
         key = (*_same_actions(structure), len(stage))
@@ -125,8 +136,9 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         at_device = reserved_bytes(worst) + context_bytes(groups(*(getattr(group.layout, a) for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))))
         fits = at_device <= question.cluster.chip.memory_bytes.value
         m = question.job.global_batch_size // (group.layout.micro_batch_size * group.layout.data_ranks)
-        seconds = bound(structure.schedule, m, pp, stage_bound(step, cost, bodies_cost, time_known)) if fits.any() else np.zeros(len(pp))
-        yield Ranked(group.at(fits), at_device[fits], seconds[fits]), int((~fits).sum())
+        seconds = bound(structure.schedule, m, pp, stage_bound(step, cost, shared.cost, time_known)) if fits.any() else np.zeros(len(pp))
+        of_layout = bodies.at[np.cumsum(pp) - pp]  # type: ignore[index]
+        yield Ranked(group.at(fits), at_device[fits], seconds[fits], shared, of_layout[fits]), int((~fits).sum())
 
 
 def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidate]:
@@ -161,25 +173,26 @@ def _exact(question: Question, ranked: list[Ranked], entries: list[tuple[float, 
     found: dict[tuple[int, int], Candidate] = {}
     for i, chosen in groupby(sorted(entries, key=lambda e: e[1]), lambda e: e[1]):
         rows = np.array([e[2] for e in chosen])
-        group = ranked[i].group.at(rows)
-        for j, candidate in zip(rows, exact_times(question, group, ranked[i].device_bytes[rows]), strict=True):
+        for j, candidate in zip(rows, exact_times(question, ranked[i], rows), strict=True):
             found[i, int(j)] = candidate
     return found
 
 
-def exact_times(question: Question, group: Group, device_bytes: np.ndarray) -> list[Candidate]:
-    """The exact step of each layout of a group."""
-    entries, stage = _stages(group.layout)
-    step = build(question.model, question.job, entries, question.engine, stage)
-    time = stage_time(step, Cost(question.cluster, step.layout))
+def exact_times(question: Question, ranked: Ranked, rows: np.ndarray) -> list[Candidate]:
+    """The exact step of some layouts of a group."""
+    group, device_bytes, shared = ranked.group.at(rows), ranked.device_bytes[rows], ranked.shared
     layout = group.layout
+    entries, stage = _stages(layout)
+    bodies = replace(shared.bodies, at=np.repeat(ranked.body[rows], layout.pp))
+    step = build(question.model, question.job, entries, question.engine, stage, bodies)
+    time = stage_time(step, Cost(question.cluster, step.layout), shared.maps, shared.cost)
     begins = np.cumsum(layout.pp) - layout.pp
     m = question.job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)
     found: list[Candidate | None] = [None] * len(group)
     for p, count in {(int(p), int(k)) for p, k in zip(layout.pp, m, strict=True)}:
-        rows = np.flatnonzero((layout.pp == p) & (m == count))
-        parts = cut(layout.structure.schedule, count, [time.at(begins[rows] + s) for s in range(p)], len(rows))
-        for i, row in enumerate(rows):
+        alike = np.flatnonzero((layout.pp == p) & (m == count))
+        parts = cut(layout.structure.schedule, count, [time.at(begins[alike] + s) for s in range(p)], len(alike))
+        for i, row in enumerate(alike):
             one = Layout(**{f: int(getattr(layout, f)[row]) for f in (*BODY_FIELDS, "pp")}, structure=layout.structure, rank_order=layout.rank_order)
             seconds = (parts.step, parts.compute, parts.exposed_communication, parts.bubble, parts.optimizer)
             found[row] = Candidate(one, int(device_bytes[row]), *(float(q[i]) for q in seconds))
