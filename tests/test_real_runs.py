@@ -1,0 +1,136 @@
+"""What a step exchanges, row by row, beside real PyTorch steps on gloo ranks.
+
+`data/real_runs.json` holds, for each run, the ranks that recorded the same and their rows (receives left out). Every run
+is compared whole: no row may be missing, and none may be there that was not recorded, but for two kinds of row which are
+outside this release:
+
+- gradient clipping (phase `clip`): its norms are listed as unmodelled;
+- phase `optimizer` of tensor parallelism without FSDP: gradients of the norm weights stay pending sums until AdamW asks
+  for them, three times over (once if fused). The conventions of these runs say that no backward carries them out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanum import engines
+from nanum.account.traffic import traffic
+from nanum.build import build
+from nanum.conventions import Conventions, Numerics
+from nanum.engines.engine import Engine
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import Attention, Mlp, Model
+
+RECORDED = json.loads((Path(__file__).parent / "data" / "real_runs.json").read_text(encoding="utf-8"))
+RUNS: dict[str, dict[str, Any]] = RECORDED["runs"]
+DTYPE = {"bfloat16": "bf16", "float32": "fp32"}
+OUTSIDE = ("clip", "optimizer")
+
+DIFFERENT = {
+    "fsdp4_tied": "the table that embedding and head share is gathered and reduced twice, not once",
+    "fsdp2_tp2_sp_uneven-rank1": "of a vocabulary that tp does not divide the last rank has less than the first",
+    "1F1B_pp2_fsdp2_tp2_sp_no_reshard": "norm weights' sums over tp: bf16 in each backward, not fp32 once a step",
+    "1F1B_pp2_fsdp2_tp2_sp_no_reshard_full": "norm weights' sums over tp: bf16 in each backward, not fp32 once a step",
+}
+"""Where this release says otherwise than PyTorch did, and in what."""
+
+Rows = dict[tuple[str, str, str, int, str], tuple[int, int]]
+
+
+def engine(run: dict[str, Any]) -> Engine:
+    """Plain PyTorch, with the switches of the run. Without FSDP, modules were converted to bf16 whole."""
+    torch = engines.load("torch")
+
+    def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
+        stated = torch.conventions(model, job, structure)
+        if not run["fsdp"]:
+            stated = replace(stated, numerics=Numerics("bf16", "bf16", "bf16", 4, 4), tp_grads_at_once=False)
+        return replace(
+            stated, root_reshards=not run.get("root_keeps", False), loss_parallel=run.get("loss_parallel", False)
+        )
+
+    return replace(torch, conventions=conventions, layers_of_stage=lambda layers, pp, stage: layers // pp)
+
+
+def counted(run: dict[str, Any], rank: int) -> Rows:
+    m, mesh = run["model"], {"dp_replicate": 1, "dp_shard": 1, "tp": 1, "pp": 1} | run["mesh"]
+    attention, mlp = Attention(m["a"], m["g"], m["hd"]), Mlp(m["f"], gated=True, activation="silu")
+    model = Model("run", m["h"], m["V"], m["L"], 64, attention, mlp, "rms_norm", "rotary", m["tied"])
+    structure = Structure(
+        zero=3 if run["fsdp"] else 0,
+        reshard=run.get("reshard", True),
+        tensor="none" if mesh["tp"] == 1 else "sequence" if run.get("sp") else "tensor",
+        recompute=run.get("recompute", "none"),
+        schedule=run.get("schedule", "1F1B").lower(),
+        pipelined=mesh["pp"] > 1,
+    )
+    layout = Layout(**mesh, micro_batch_size=run["micro_batch_size"], structure=structure)
+    sequences = run["micro_batch_size"] * run["num_microbatches"] * layout.data_ranks
+    stage = rank * mesh["pp"] // prod(mesh.values())  # pp is the outermost axis
+    rows: Rows = defaultdict(lambda: (0, 0))
+    step = build(model, Job(run["seq_len"], sequences), layout, engine(run), stage)
+    for key, total in traffic(step.program).items():
+        axis = "+".join(a for a in layout.rank_order if a in key.axes and mesh.get(a, 1) > 1)
+        phase = "pipeline" if key.kind == "send" else key.phase  # a schedule sends between its actions
+        _add(
+            rows, (axis, key.kind, key.dtype, int(total.group_size), phase), int(total.calls), int(total.payload_bytes)
+        )
+    return dict(rows)
+
+
+def recorded(ledger: dict[str, Any]) -> Rows:
+    rows: Rows = defaultdict(lambda: (0, 0))
+    for axis, kind, dtype, group_size, phase, calls, payload_bytes in ledger["rows"]:
+        if phase not in OUTSIDE:
+            _add(rows, (axis, kind, DTYPE[dtype], group_size, phase), calls, payload_bytes)
+    return dict(rows)
+
+
+def _add(rows: Rows, key: tuple[str, str, str, int, str], calls: int, payload_bytes: int) -> None:
+    had = rows[key]
+    rows[key] = had[0] + calls, had[1] + payload_bytes
+
+
+def ledgers() -> list[Any]:
+    found = []
+    for name, run in RUNS.items():
+        for ledger in run["ledgers"]:
+            rank = ledger["ranks"][0]
+            known = f"{name}-rank{rank}"
+            why = DIFFERENT.get(known) or DIFFERENT.get(name)
+            marks = [pytest.mark.xfail(reason=why, strict=True, raises=AssertionError)] if why else []
+            found.append(pytest.param(run, ledger, id=known, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("run", "ledger"), ledgers())
+def test_a_real_run(run: dict[str, Any], ledger: dict[str, Any]) -> None:
+    assert counted(run, ledger["ranks"][0]) == recorded(ledger)
+
+
+def test_only_these_rows_are_outside() -> None:
+    """Clipping, and the sums that AdamW carries out where no FSDP has."""
+    for name, run in RUNS.items():
+        for ledger in run["ledgers"]:
+            for axis, kind, _, _, phase, _, _ in ledger["rows"]:
+                if phase == "clip":
+                    assert "clip" in name
+                    assert kind == "all_reduce"
+                elif phase == "optimizer":
+                    assert (axis, kind, run["fsdp"], run["sp"]) == ("tp", "all_reduce", False, True), name
+
+
+def test_every_way_of_this_release_is_among_the_runs() -> None:
+    axes = {a for run in RUNS.values() for a in run["mesh"]}
+    assert axes == {"dp_replicate", "dp_shard", "tp", "pp"}
+    assert {run.get("schedule") for run in RUNS.values()} == {None, "GPipe", "1F1B"}
+    assert {run.get("recompute") for run in RUNS.values()} == {None, "selective", "full"}
+    assert len(RUNS) == 56
