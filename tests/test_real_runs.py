@@ -1,8 +1,8 @@
 """What a step exchanges, row by row, beside real PyTorch steps on gloo ranks.
 
-`data/real_runs.json` holds, for each run, the ranks that recorded the same and their rows (receives left out). Every run
-is compared whole: no row may be missing, and none may be there that was not recorded, but for two kinds of row which are
-outside this release:
+`data/real_runs.json` holds, for each run, the ranks that recorded the same and their rows (receives left out). Every
+run is compared whole: no row may be missing, and none may be there that was not recorded, but for two kinds of row
+which are outside this release:
 
 - gradient clipping (phase `clip`): its norms are listed as unmodelled;
 - phase `optimizer` of tensor parallelism without FSDP: gradients of the norm weights stay pending sums until AdamW asks
