@@ -282,8 +282,8 @@ class Prediction:
         mine.append({"what": "parameter, exchange and memory counts", "value": None, "tag": "derived", "source": "read off the Program"})
         return [*mine, *self.cost.assumptions()]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The answer as one document, of plain Python values."""
+    def to_dict(self, *, communication: bool = True) -> dict[str, Any]:
+        """The answer as one document, of plain Python values; without its ledger where that is not asked for."""
         worst = self.worst
         total = parameters(self.model)
         at = self.layout
@@ -311,7 +311,7 @@ class Prediction:
                     for m in self.memory
                 ],
             },
-            "communication": [asdict(row) for row in self.communication],
+            "communication": [asdict(row) for row in self.communication] if communication else [],
             "time": {**asdict(self.time), "bubble_fraction": self.time.bubble_fraction},
             "throughput": self.throughput,
             "assumptions": self.assumptions,

@@ -76,13 +76,13 @@ def plan(
 
     with Progress("layouts") as progress:
         found = search(asked.model, asked.job, asked.cluster, engine=asked.engine.name, top=shown, progress=progress)
-    document: dict[str, Any] = found.to_dict(in_full=None if json else 1)
+    document: dict[str, Any] = found.to_dict(in_full=json)
     if json:
         print_json(document)
     else:
         from nanum.report.terminal import print_plan
 
-        print_plan(document, stdout_console(), asked.defaults)
+        print_plan(document, stdout_console(), asked.defaults, asked=f"{model} {cluster}")
     return GOOD if document["best"] else BAD_NEWS
 
 

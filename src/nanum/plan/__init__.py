@@ -45,11 +45,13 @@ class Plan:
         """Why the first beats the fastest of the next kinds, in a line each."""
         return explain(self.candidates)
 
-    def to_dict(self, *, in_full: int | None = None) -> dict[str, Any]:
-        """The plan as one document. Beyond the first `in_full` predictions (all, where None) only their summaries are worked out."""
-        shown = self.best[: len(self.best) if in_full is None else in_full]
-        best = [p.to_dict() for p in shown]
-        best += [prediction_summary(p, c) for p, (_, c) in list(zip(self.best, self.candidates, strict=False))[len(shown) :]]
+    def to_dict(self, *, in_full: bool = True) -> dict[str, Any]:
+        """The plan as one document. Unless `in_full`, the first is without its ledger, and of the others there are only summaries."""
+        if in_full:
+            best = [p.to_dict() for p in self.best]
+        else:
+            best = [p.to_dict(communication=False) for p in self.best[:1]]
+            best += [prediction_summary(p, c) for p, (_, c) in list(zip(self.best, self.candidates, strict=False))[1:]]
         rejected = [{"why": why, "count": n} for why, n in sorted(self.impossible.items(), key=lambda kv: -kv[1])]
         if self.too_large:
             rejected.append({"why": "more memory than the device has", "count": self.too_large})

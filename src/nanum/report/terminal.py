@@ -50,8 +50,10 @@ def print_prediction(document: Document, console: Console, defaults: Sequence[st
     _body(document, console)
 
 
-def print_plan(document: Document, console: Console, defaults: Sequence[str] = ()) -> None:
-    """Print `plan`'s document: the ranking, why the first is first, what was left out, and the first in full."""
+def print_plan(document: Document, console: Console, defaults: Sequence[str] = (), asked: str = "MODEL CLUSTER") -> None:
+    """Print `plan`'s document: the ranking, why the first is first, what was left out, and the first in short.
+
+    `asked` are the model and the cluster in the user's words."""
     count, best = document["count"], document["best"]
     if best:
         _head(best[0], console, defaults, layout=False)
@@ -72,10 +74,35 @@ def print_plan(document: Document, console: Console, defaults: Sequence[str] = (
     _list(console, "Why the first", document.get("explanations", ()))
     _list(console, "Left out", (f"{whole(one['count'])}: {one['why']}" for one in document["rejected"]))
     if best:
-        _title(console, "The first in full")
-        _say(console, layout_words(best[0]["layout"]), "bold")
-        _verdict(best[0], console)
-        _body(best[0], console)
+        first = best[0]
+        _title(console, "The first")
+        _say(console, layout_words(first["layout"]), "bold")
+        _verdict(first, console)
+        _time(first["time"], console)
+        _throughput(first, console)
+        _say(console, f"ledger and memory by stage: nanum predict {asked} {flags_of(first)}", "dim")
+        assumed = [one["what"] for one in first["assumptions"] if one["tag"] == "assumed"]
+        _say(console, f"assumed, and listed there with their sources: {'; '.join(assumed)}", "dim")
+
+
+def flags_of(document: Document) -> str:
+    """The flags of `predict` that ask for a document's layout."""
+    at, words = document["layout"], []
+    for axis in AXES:
+        if axis == "dp_shard" or at[axis] != 1:
+            words.append(f"--{axis.replace('_', '-')} {at[axis]}")
+    words.append(f"--micro-batch-size {at['micro_batch_size']} --zero {at['zero']} --recompute {at['recompute']}")
+    if at["zero"] == 3:
+        words.append("--reshard" if at["reshard"] else "--no-reshard")
+    if at["tp"] > 1:
+        words.append("--sp" if at["sp"] else "--no-sp")
+    if at["pp"] > 1:
+        words.append(f"--schedule {at['schedule']}")
+    words.append(f"--engine {document['engine']['name']}")
+    job = document["job"]
+    words += [f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}"]
+    words += [f"--{name} {job[name]}" for name, usual in (("precision", "bf16"), ("optimizer", "adamw")) if job[name] != usual]
+    return " ".join(words)
 
 
 def print_models(document: Document, console: Console) -> None:
