@@ -55,7 +55,7 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tens
         t.add_grad(k, new[1])
 
     t.then(probs, softmax_transpose)
-    kept = dropout(t, probs, probability)
+    kept = dropout(t, probs, probability, "core_dropout")
     out = q.like(name="core_values")
     t.emit("core_values", (kept, v), (out,), flops, shape)
 

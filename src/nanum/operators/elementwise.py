@@ -71,14 +71,14 @@ def rotary(t: Tape, x: Tensor) -> Tensor:
     return t.then(y, transpose)
 
 
-def dropout(t: Tape, x: Tensor, probability: float) -> Tensor:
+def dropout(t: Tape, x: Tensor, probability: float, name: str = "dropout") -> Tensor:
     """Saves a mask of one byte an element (PyTorch's native_dropout; 0.0 is the identity)."""
     if probability == 0.0:
         return x
-    t.emit("dropout", (x,), (y := x.like(name="dropout"), mask := x.like(name="mask", dtype="bool")))
+    t.emit(name, (x,), (y := x.like(name="dropout"), mask := x.like(name="mask", dtype="bool")))
 
     def transpose() -> None:
-        t.emit("d_dropout", (t.grad(y), mask), (dx := x.like(name="d_dropout"),))
+        t.emit("d_" + name, (t.grad(y), mask), (dx := x.like(name="d_dropout"),))
         t.add_grad(x, dx)
 
     return t.then(y, transpose)

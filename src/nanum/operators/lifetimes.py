@@ -52,8 +52,8 @@ def lifetimes(
 def recomputed(forward: Sequence[Op], backward: Sequence[Op], keeps: frozenset[str] | None, *, stops_early: bool) -> list[Op]:
     """The forward operations to run again before `backward`, where only outputs of operations named in `keeps` were kept.
 
-    `keeps` None keeps everything but the attention core's own tensors. A run that `stops_early` ends at the last tensor that
-    backward reads; otherwise a full one runs to its end.
+    `keeps` None keeps everything but what is inside the attention core, which is run again whole though its result was kept.
+    A run that `stops_early` ends at the last tensor that backward reads; otherwise a full one runs to its end.
     """
     used = {t for op in backward for t in op.reads}
     kept = {t for op in forward if _keeps(op, keeps) for t in op.writes}
@@ -62,11 +62,13 @@ def recomputed(forward: Sequence[Op], backward: Sequence[Op], keeps: frozenset[s
         frames = tuple(t for op in forward[stop:] if not op.writes for t in op.reads)  # freed when the run is stopped
         again = [*forward[:stop], Op("stop", frames, ())] if frames else list(forward[:stop])
     else:
+        core = {op for op in forward if keeps is None and not _keeps(op, keeps)}
+        kept |= {t for op in core for t in op.writes} & {t for op in forward if op not in core for t in op.reads}
         needed = {t for t in used if t not in kept}
         chosen: list[Op] = []
         for op in reversed(forward):
-            if needed.intersection(op.writes) and not (op.writes and set(op.writes) <= kept):
-                chosen.append(op)
+            if op in core or (needed.intersection(op.writes) and not (op.writes and set(op.writes) <= kept)):
+                chosen.append(replace(op, writes=tuple(t.like() if t in kept and op in core else t for t in op.writes)))
                 needed |= {t for t in op.reads if t not in kept}
         again = chosen[::-1]
     return [op if op.node is None or isinstance(op.node, Mark) else replace(op, node=replace(op.node, phase="recompute")) for op in again]
@@ -74,7 +76,7 @@ def recomputed(forward: Sequence[Op], backward: Sequence[Op], keeps: frozenset[s
 
 def _keeps(op: Op, keeps: frozenset[str] | None) -> bool:
     if keeps is None:
-        return not (op.name.startswith("core_") or op.name == "attention" or op.name == "dropout_core")
+        return not (op.name.startswith("core_") or op.name == "attention")
     return op.name in keeps
 
 
