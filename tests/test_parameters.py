@@ -17,5 +17,5 @@ def test_to_the_unit(preset: presets.Preset) -> None:
 
 @pytest.mark.parametrize("preset", [p for p in PRESETS if p.verified == "approx"], ids=lambda p: p.name)
 def test_by_a_papers_dimensions(preset: presets.Preset) -> None:
-    """No checkpoint was published, and biases are told in words: what a preset states is the count by the paper's table."""
+    """No checkpoint was published: what a preset states is the count by the dimensions of the paper's table."""
     assert parameters(preset.model()) == pytest.approx(preset.parameters, rel=1e-5)
