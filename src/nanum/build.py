@@ -8,20 +8,20 @@ Sizes are ints or arrays: the same calls serve one layout and a hundred thousand
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
 from nanum.arrays import distinct
-from nanum.blocks.body import Body
+from nanum.blocks.body import Body, Emitted
 from nanum.blocks.ends import embedding_body, head_body, rotary_angles_bytes
-from nanum.blocks.layer import layer_body
+from nanum.blocks.layer import emit_layer, layer_body
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
-from nanum.layout import AXES, Layout, Structure
+from nanum.layout import AXES, Layout, Recompute, Structure
 from nanum.model import Model
 from nanum.parallel.chain import Chain, Stage
 from nanum.parallel.flat_buffers import Buffer, FlatBuffers, buffer
@@ -43,10 +43,16 @@ class Parts:
 
     shapes: Shapes
     conventions: Conventions
-    zero: int
+    structure: Structure
     embedding: Body
+    emitted_layer: Emitted
     layer: Body
     head: Body
+
+    def recomputing(self, recompute: Recompute) -> Parts:
+        """The same parts under another recompute mode: only what a layer keeps differs."""
+        structure = replace(self.structure, recompute=recompute)
+        return replace(self, structure=structure, layer=layer_body(self.emitted_layer, recompute))
 
     @cached_property
     def units(self) -> tuple[Unit, Unit, Unit]:
@@ -55,7 +61,7 @@ class Parts:
     @cached_property
     def buffers(self) -> tuple[Buffer, Buffer, Buffer]:
         parts = (self.embedding, self.layer, self.head)
-        return _three(buffer(self.shapes, b.weights, b.weight_grads, self.conventions, self.zero) for b in parts)
+        return _three(buffer(self.shapes, b.weights, b.weight_grads, self.conventions, self.structure.zero) for b in parts)
 
 
 def _three(found: Iterable[T]) -> tuple[T, T, T]:
@@ -119,8 +125,10 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:
     They depend on the engine, the sizes named in `BODY_FIELDS`, and of the structure on all but the schedule and the pipeline."""
     conventions = engine.conventions(model, job, layout.structure)
     shapes = Shapes({a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions))
-    make = (embedding_body, layer_body, head_body)
-    return Parts(shapes, conventions, layout.structure.zero, *(f(model, shapes, conventions, layout.structure) for f in make))
+    given = model, shapes, conventions, layout.structure
+    layer = emit_layer(*given)
+    recomputed = layer_body(layer, layout.structure.recompute)
+    return Parts(shapes, conventions, layout.structure, embedding_body(*given), layer, recomputed, head_body(*given))
 
 
 def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> dict[str, Any]:

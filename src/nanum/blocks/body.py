@@ -49,42 +49,51 @@ def new_tape(shapes: Shapes, conventions: Conventions, structure: Structure) -> 
     return Tape(shapes, conventions, tp, structure.tensor == "sequence", structure.attention == "flash")
 
 
-def emit(
-    tape: Tape,
-    compute: Callable[[], Tensor | None],
-    *,
-    x: Tensor | None = None,
-    keeps: frozenset[str] | None | str = "all",
-) -> Body:
-    """Run `compute` forward and its transpose, and lay out what is held."""
+@dataclass(frozen=True, eq=False)
+class Emitted:
+    """A part's operations, forward and backward, before it is settled what is kept of the one for the other."""
+
+    tape: Tape
+    x: Tensor | None
+    y: Tensor | None
+    dy: Tensor | None
+    dx: Tensor | None
+
+    def body(self, keeps: frozenset[str] | None | str = "all") -> Body:
+        """Lay out what is held, where `keeps` (of `lifetimes.recomputed`, or all) outlives the forward pass."""
+        tape, bytes_of = self.tape, self.tape.shapes.bytes
+
+        def given(t: Tensor | None) -> list[Tensor]:
+            return [] if t is None else [t]
+
+        forward, backward = split_step(
+            tape.shapes,
+            tape.forward,
+            tape.backward,
+            keeps=keeps,
+            stops_early=tape.conventions.recompute_stops_early,
+            enters=given(self.x),
+            leaves=given(self.y),
+            enters_back=given(self.dy),
+            leaves_back=given(self.dx),
+            stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
+        )
+        kept, seed, handed, output = (sum(map(bytes_of, ts)) for ts in (tape.kept, tape.seed, given(self.x), given(self.y)))
+        forward, loss = _cut(forward, "post_forward", keep="before")
+        loss_backward, backward = _cut(backward, "pre_backward", keep="after")
+        grads = dict(tape.weight_grads)
+        return Body(forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, kept)
+
+
+def emit(tape: Tape, compute: Callable[[], Tensor | None], *, x: Tensor | None = None) -> Emitted:
+    """Run `compute` forward, and its transpose."""
     y = compute()
-    dy = dx = None
+    dy = None
     if y is not None:
         dy = y.like(name="dy")
         tape.add_grad(y, dy)
     tape.run_backward()
-    if x is not None:
-        dx = tape.grad(x)
-    forward, backward = split_step(
-        tape.shapes,
-        tape.forward,
-        tape.backward,
-        keeps=keeps,
-        stops_early=tape.conventions.recompute_stops_early,
-        enters=[t for t in (x,) if t is not None],
-        leaves=[t for t in (y,) if t is not None],
-        enters_back=[t for t in (dy,) if t is not None],
-        leaves_back=[t for t in (dx,) if t is not None],
-        stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
-    )
-    kept: Any = 0
-    for t in tape.kept:
-        kept = kept + tape.shapes.bytes(t)
-    seed = sum(tape.shapes.bytes(t) for t in tape.seed)
-    forward, loss = _cut(forward, "post_forward", keep="before")
-    loss_backward, backward = _cut(backward, "pre_backward", keep="after")
-    handed, output = (tape.shapes.bytes(t) if t is not None else 0 for t in (x, y))
-    return Body(forward, backward, loss, loss_backward, tuple(tape.weights), dict(tape.weight_grads), handed, output, seed, kept)
+    return Emitted(tape, x, y, dy, None if x is None else tape.grad(x))
 
 
 def _cut(nodes: tuple[Node, ...], mark: str, *, keep: str) -> tuple[tuple[Node, ...], tuple[Node, ...]]:

@@ -28,7 +28,7 @@ def embedding_body(model: Model, shapes: Shapes, conventions: Conventions, struc
             rotary_tables(tape, model)
         return dropout(tape, x, model.hidden_dropout)
 
-    return emit(tape, embed)
+    return emit(tape, embed).body()
 
 
 def rotary_tables(tape: Tape, model: Model) -> None:
@@ -63,4 +63,4 @@ def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure:
             tape.kept = (logits,)
         cross_entropy(tape, logits)
 
-    return emit(tape, head, x=y)
+    return emit(tape, head, x=y).body()

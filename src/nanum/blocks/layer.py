@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nanum.blocks.body import Body, Streams, emit, new_tape
+from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
 from nanum.conventions import Conventions
-from nanum.layout import Structure
+from nanum.layout import Recompute, Structure
 from nanum.model import Model
 from nanum.operators.attention import attention
 from nanum.operators.elementwise import dropout, pointwise, residual, rotary, swiglu
@@ -14,18 +14,24 @@ from nanum.operators.tape import Tape
 from nanum.sharding import Shapes, Tensor
 
 
-def layer_body(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Body:
-    """One layer. Full recompute keeps its input alone; selective what the engine keeps."""
+def emit_layer(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Emitted:
+    """One layer, forward and backward."""
     tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
     x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
-    keeps: frozenset[str] | None | str = {"none": "all", "full": frozenset[str](), "selective": conventions.selective_keeps}[structure.recompute]
 
     def layer() -> Tensor:
         y = feed_forward(tape, attend(tape, x, model, splits), model, splits)
         tape.frame(x)
         return y
 
-    return emit(tape, layer, x=x, keeps=keeps)
+    return emit(tape, layer, x=x)
+
+
+def layer_body(layer: Emitted, recompute: Recompute) -> Body:
+    """The layer under a recompute mode: full keeps its input alone, selective what the engine keeps."""
+    selective = layer.tape.conventions.selective_keeps
+    keeps: dict[str, frozenset[str] | None | str] = {"none": "all", "full": frozenset(), "selective": selective}
+    return layer.body(keeps[recompute])
 
 
 def attend(t: Tape, x: Tensor, model: Model, splits: Streams) -> Tensor:

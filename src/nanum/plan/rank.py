@@ -17,7 +17,7 @@ from nanum.account.cost import Cost
 from nanum.account.device import context_bytes, groups, reserved_bytes
 from nanum.account.memory import peak
 from nanum.account.step_time import bound, cut, stage_bound, stage_time
-from nanum.build import BODY_FIELDS, Bodies, body_space, build, emit_parts
+from nanum.build import BODY_FIELDS, Bodies, Parts, body_space, build, emit_parts
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.job import Job
@@ -46,14 +46,13 @@ class Ranked:
     device_bytes: np.ndarray
     bound_seconds: np.ndarray
     shared: Shared
-    body: np.ndarray  # the place of each layout among the bodies
+    bodies: Bodies
 
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What structures with the same bodies share: the bodies, their cost, and what has been folded of them."""
+    """What structures with the same bodies share: their cost, and what has been folded of them."""
 
-    bodies: Bodies
     cost: Cost
     maps: dict[Any, Any]
 
@@ -97,13 +96,13 @@ def read(question: Question, found: list[Group], progress: Progress | None = Non
 
 
 def _emission(s: Structure) -> tuple[Any, ...]:
-    """Structures of equal keys have the same bodies."""
-    return s.zero, s.tensor, s.recompute, s.attention, s.compile
+    """Structures of equal keys have the same bodies, but for what a layer keeps."""
+    return s.zero, s.tensor, s.attention, s.compile
 
 
 def _same_actions(s: Structure) -> tuple[Any, ...]:
     """Structures of equal keys have the same actions, in whatever order."""
-    return s.reshard, s.pipelined
+    return s.recompute, s.reshard, s.pipelined
 
 
 def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Ranked, int]]:
@@ -114,14 +113,18 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
     at, distinct_layout = body_space(joined)
     assert at is not None
     parts = emit_parts(question.model, question.job, distinct_layout, question.engine)
-    shared = Shared(Bodies(parts, distinct_layout, at), Cost(question.cluster, distinct_layout), {})
+    modes: dict[str, Parts] = {parts.structure.recompute: parts}
+    shared = Shared(Cost(question.cluster, distinct_layout), {})
     memory_known: dict[int, Any] = {}
     time_known: dict[Any, Any] = {}
     steps: dict[tuple[Any, ...], Any] = {}
     start = 0
     for group, (entries, stage) in zip(found, expanded, strict=True):
         stop = start + len(stage)
-        bodies = replace(shared.bodies, at=at[start:stop])
+        mode = group.layout.structure.recompute
+        if mode not in modes:
+            modes[mode] = parts.recomputing(mode)
+        bodies = Bodies(modes[mode], distinct_layout, at[start:stop])
         start = stop
         structure = group.layout.structure
         key = (*_same_actions(structure), len(stage))
@@ -138,7 +141,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         m = question.job.global_batch_size // (group.layout.micro_batch_size * group.layout.data_ranks)
         seconds = bound(structure.schedule, m, pp, stage_bound(step, cost, shared.cost, time_known)) if fits.any() else np.zeros(len(pp))
         of_layout = bodies.at[np.cumsum(pp) - pp]  # type: ignore[index]
-        yield Ranked(group.at(fits), at_device[fits], seconds[fits], shared, of_layout[fits]), int((~fits).sum())
+        yield Ranked(group.at(fits), at_device[fits], seconds[fits], shared, replace(bodies, at=of_layout[fits])), int((~fits).sum())
 
 
 def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidate]:
@@ -183,7 +186,7 @@ def exact_times(question: Question, ranked: Ranked, rows: np.ndarray) -> list[Ca
     group, device_bytes, shared = ranked.group.at(rows), ranked.device_bytes[rows], ranked.shared
     layout = group.layout
     entries, stage = _stages(layout)
-    bodies = replace(shared.bodies, at=np.repeat(ranked.body[rows], layout.pp))
+    bodies = replace(ranked.bodies, at=np.repeat(ranked.bodies.at[rows], layout.pp))  # type: ignore[index]
     step = build(question.model, question.job, entries, question.engine, stage, bodies)
     time = stage_time(step, Cost(question.cluster, step.layout), shared.maps, shared.cost)
     begins = np.cumsum(layout.pp) - layout.pp
