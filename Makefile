@@ -47,9 +47,11 @@ $(BIN)/python:
 $(LIGHT): pyproject.toml | $(BIN)/python
 	@echo "installing nanum into $(VENV)" >&2
 	@$(PIP) install -q -e .
+	@$(BIN)/python -m compileall -q src/nanum
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing nanum with its dev and torch extras into $(VENV) (torch is large: minutes)" >&2
 	@$(PIP) install -q -c constraints.txt -e '.[dev,torch]'
+	@$(BIN)/python -m compileall -q src/nanum
 	@touch $@ $(LIGHT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanum.model import presets
-from nanum.predict import parameters
+from nanum.prediction import parameters
 
 PRESETS = presets.presets()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanum.plan import plan
-    from nanum.predict import predict
+    from nanum.search import plan
+    from nanum.prediction import predict
 
 __all__ = ["plan", "predict"]
 
@@ -14,11 +14,11 @@ __all__ = ["plan", "predict"]
 def __getattr__(name: str) -> Any:
     """`predict` and `plan` are loaded when they are first asked for: the command line's help needs neither."""
     if name == "predict":
-        from nanum.predict import predict
+        from nanum.prediction import predict
 
         return predict
     if name == "plan":
-        from nanum.plan import plan
+        from nanum.search import plan
 
         return plan
     raise AttributeError(f"module 'nanum' has no attribute {name!r}")

@@ -99,7 +99,13 @@ def exact(schedule: str, num_microbatches: int, times: Sequence[StageTime], n: i
         alone = (_rows(times, lambda t: t.busy_seconds, n) + optimizer)[0]
         return alone, alone
     send = _rows(times[:1], lambda t: t.send_seconds, n)[0]
-    durations = {name: np.tile(_rows(times, lambda t, name=name: t.durations[name], n), 2) for name in times[0].durations}  # type: ignore[misc]
+    names = {name for t in times for name in t.durations}
+
+    def twice(name: str) -> np.ndarray:
+        """Of an action that a stage does not do, any time will do."""
+        return np.tile(_rows(times, lambda t: t.durations.get(name, 0.0), n), 2)
+
+    durations = {name: twice(name) for name in names}
     finish = finish_times(schedule, num_microbatches, durations, np.concatenate([send, 0.0 * send]))
     ends = (finish.stage_seconds + np.tile(optimizer, 2)).max(axis=0)
     return ends[:n], ends[n:]
@@ -180,4 +186,5 @@ def bound(schedule: str, num_microbatches: Any, pp: np.ndarray, stages: Bound) -
         send_seconds=table(stages.send_seconds).max(axis=0),
         pp=pp,
     )
-    return low + table(stages.optimizer_seconds, np.inf).min(axis=0)
+    shortest: np.ndarray = table(stages.optimizer_seconds, np.inf).min(axis=0)
+    return np.asarray(low + shortest)

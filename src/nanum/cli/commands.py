@@ -72,10 +72,10 @@ def plan(
     asked, shown = words.plan_question(model, cluster, ctx.params)
 
     from nanum.cli.progress import Progress
-    from nanum.plan import plan as search
+    from nanum.search import plan as search
 
     with Progress("layouts") as progress:
-        found = search(asked.model, asked.job, asked.cluster, engine=asked.engine.name, top=shown, progress=progress)
+        found = search(asked.model, asked.job, asked.cluster, engine=asked.engine_name, top=shown, progress=progress)
     document: dict[str, Any] = found.to_dict(in_full=json)
     if json:
         print_json(document)
@@ -134,9 +134,15 @@ def predict(
     """
     asked, layout = words.question_and_layout(model, cluster, ctx.params)
 
-    from nanum.predict import predict as answer
+    from nanum.prediction import predict as answer
 
-    document: dict[str, Any] = answer(asked.model, asked.job, asked.cluster, layout, engine=asked.engine.name).to_dict()
+    predicted = answer(asked.model, asked.job, asked.cluster, layout, engine=asked.engine.name)
+    document: dict[str, Any] = predicted.to_dict()
+    if not document["fits"]:
+        from nanum.search import nearest
+
+        near = nearest(predicted)
+        document["nearest"] = None if near is None else near.to_dict(communication=False)
     if json:
         print_json(document)
     else:

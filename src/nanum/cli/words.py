@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -25,6 +25,7 @@ LARGEST = 10_000_000
 """The largest number taken: 10^7 GPUs, sequences, or tokens in a sequence are beyond any machine or model."""
 DEFAULT_TOP = 10
 DEFAULT_ENGINE = "torchtitan"
+ANY_ENGINE = "any"  # of plan: every engine's layouts, ranked together
 
 # The words of each choice: those modelled, then those that exist but are not modelled yet.
 CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -53,6 +54,7 @@ class Question:
     cluster: Cluster
     engine: Engine
     defaults: tuple[str, ...]
+    engine_name: str  # "any" where a plan compares all of them
 
 
 @dataclass
@@ -120,12 +122,13 @@ def whole_number(what: str, word: str, largest: int = LARGEST) -> int:
 
 def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, int]:
     """Read what `plan` asks: a question, and how many layouts to show. Raises Refused with every reason."""
-    reader = Reader(flags)
+    any_engine = flags.get("engine") == ANY_ENGINE
+    reader = Reader({**flags, "engine": DEFAULT_ENGINE} if any_engine else flags)
     asked = _question(model_word, cluster_word, reader)
     top = reader.whole("top", DEFAULT_TOP)
     if asked is None or reader.reasons:
         raise Refused(reader.reasons)
-    return asked, top
+    return replace(asked, engine_name=ANY_ENGINE) if any_engine else asked, top
 
 
 def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, Layout]:
@@ -153,7 +156,7 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
         raise Refused(reader.reasons)
     if left is None:
         raise Refused([_none_left(sizes, asked.cluster.gpus), *_broken_rules(asked, layout)])
-    return Question(asked.model, asked.job, asked.cluster, asked.engine, tuple(reader.defaults)), layout
+    return Question(asked.model, asked.job, asked.cluster, asked.engine, tuple(reader.defaults), asked.engine.name), layout
 
 
 def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | None:
@@ -169,7 +172,7 @@ def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | 
         reader.defaults.append(f"engine {DEFAULT_ENGINE}")
     if model is None or cluster is None or engine is None:
         return None
-    return Question(model, job, cluster, engine, tuple(reader.defaults))
+    return Question(model, job, cluster, engine, tuple(reader.defaults), engine.name)
 
 
 def _loaded(load: Callable[[str], T], word: str, reader: Reader) -> T | None:

@@ -19,8 +19,8 @@ from nanum.layout import AXES, Layout, Structure
 from nanum.lesson.arithmetic import Dimensions
 from nanum.model import Model
 from nanum.model import load as load_model
-from nanum.predict import parameters as count_parameters
-from nanum.predict import predict
+from nanum.prediction import parameters as count_parameters
+from nanum.prediction import predict
 
 MODEL = "llama-2-7b"
 ENGINE = "megatron"

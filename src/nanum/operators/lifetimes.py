@@ -34,10 +34,10 @@ def lifetimes(
     final.update(last)
     holds: dict[int, list[Held]] = {}
     frees: dict[int, list[Held]] = {}
-    for t, i in first.items():
-        if i is not None:
-            holds.setdefault(i, []).append(Held(t.category, shapes.bytes(t), t.name))  # type: ignore[arg-type]
-        end = final.get(t, i)
+    for t, begin in first.items():
+        if begin is not None:
+            holds.setdefault(begin, []).append(Held(t.category, shapes.bytes(t), t.name))  # type: ignore[arg-type]
+        end = final.get(t, begin)
         if end is not None:
             frees.setdefault(end, []).append(Held(t.category, -shapes.bytes(t), t.name))  # type: ignore[arg-type]
     nodes: list[Node] = []

@@ -48,7 +48,10 @@ class Buffer:
         return Buffer(
             scaled(self.gather) if self.gather else None,
             tuple(map(scaled, self.reduce)),
-            *(take(q) * presence for q in (self.elements, self.shard_elements, self.transient_grads_bytes, self.tp_grads_elements)),
+            take(self.elements) * presence,
+            take(self.shard_elements) * presence,
+            take(self.transient_grads_bytes) * presence,
+            take(self.tp_grads_elements) * presence,
             tuple(take(q) * presence for q in self.sizes),
         )
 

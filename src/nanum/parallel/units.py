@@ -50,11 +50,11 @@ class Unit:
             )
 
         reduce = tuple(r for r in map(scaled, self.reduce) if r is not None)
-        sizes = (
-            self.elements, self.stored_elements, self.tensors, self.weights_bytes, self.gather_bytes,
-            self.grads_bytes, self.last_grad_bytes, self.reduce_bytes, self.shard_bytes,
+        return Unit(
+            scaled(self.gather), reduce, scale(self.elements), scale(self.stored_elements), scale(self.tensors),
+            scale(self.weights_bytes), scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes),
+            scale(self.reduce_bytes), scale(self.shard_bytes),
         )  # fmt: skip
-        return Unit(scaled(self.gather), reduce, *map(scale, sizes))
 
     def __add__(self, other: Unit) -> Unit:
         """One unit of both: the same exchanges, with the sum of their bytes. Its last gradient is the other's, where it has one."""

@@ -203,6 +203,19 @@ def _verdict(document: Document, console: Console) -> None:
     else:
         over = f"{gib(needs - capacity)} GiB too much"
         _say(console, f"It does not fit: {gib(needs)} of {gib(capacity)} GiB, {over}, {where}.", "red")
+        if "nearest" in document:
+            _nearest(document["nearest"], console)
+
+
+def _nearest(near: Document | None, console: Console) -> None:
+    """The layout that fits and is nearest to one that does not."""
+    if near is None:
+        _say(console, "No layout of this engine fits this cluster.", "red")
+        return
+    needs = near["memory"]["worst"]["device_bytes"]
+    _say(console, f"The nearest that fits ({gib(needs)} GiB, {duration(near['time']['step_seconds'])} a step):")
+    _say(console, f"  {layout_words(near['layout'])}", "bold")
+    _say(console, f"  {flags_of(near)}", "dim")
 
 
 def _body(document: Document, console: Console) -> None:
@@ -322,12 +335,13 @@ def _assumptions(assumptions: Iterable[Document], console: Console) -> None:
 
 def _ranking(best: Sequence[Document], console: Console) -> None:
     rows = []
+    several = len({one["engine"]["name"] for one in best}) > 1
     for place, one in enumerate(best, start=1):
         time, throughput = one["time"], one["throughput"]
         rows.append(
             (
                 str(place),
-                layout_words(one["layout"]),
+                (one["engine"]["name"] + ": " if several else "") + layout_words(one["layout"]),
                 duration(time["step_seconds"]),
                 whole(throughput["tokens_per_second_per_gpu"]),
                 percent(throughput["mfu"]),

@@ -204,8 +204,17 @@ class Prediction:
     @cached_property
     def time(self) -> Time:
         c = self.parts
-        step_seconds, *parts = (float(q[0]) for q in (c.step, c.compute, c.exposed_communication, c.bubble, c.optimizer))
-        return Time(step_seconds, *(step_seconds * r for r in RANGE), *parts, self._serial_fraction(step_seconds))
+        step_seconds = float(c.step[0])
+        return Time(
+            step_seconds,
+            RANGE[0] * step_seconds,
+            RANGE[1] * step_seconds,
+            float(c.compute[0]),
+            float(c.exposed_communication[0]),
+            float(c.bubble[0]),
+            float(c.optimizer[0]),
+            self._serial_fraction(step_seconds),
+        )
 
     def _serial_fraction(self, step_seconds: float) -> float | None:
         """Karp and Flatt (1990): (1/S - 1/N) / (1 - 1/N), S the speed-up over one GPU, virtual where the model does not fit it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nanum.engines.engine import Engine
-from nanum.plan.rank import Candidate, divided
+from nanum.search.rank import Candidate, divided
 from nanum.units import format_seconds
 
 PARTS = (

@@ -14,10 +14,10 @@ from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
 from nanum.model import Model
-from nanum.plan.candidates import candidates
-from nanum.plan.explain import explain
-from nanum.plan.rank import Candidate, Question, fastest, read
-from nanum.predict import Prediction, consistent, prediction_summary
+from nanum.search.candidates import candidates
+from nanum.search.explain import explain
+from nanum.search.rank import Candidate, Question, Ranked, closest, fastest, read, table
+from nanum.prediction import Prediction, consistent, prediction_summary
 from nanum.rules import GENERAL, Rule
 
 
@@ -31,8 +31,18 @@ class Plan:
     too_large: int
     ranked: int
     candidates: tuple[tuple[Engine, Candidate], ...]
+    read: tuple[tuple[Engine, Ranked], ...]
     top: int
     seconds: float
+
+    def frame(self) -> Any:
+        """Every layout that fits as a polars data frame, by the bound of its step. Raises Refused where polars is not installed."""
+        try:
+            import polars
+        except ImportError:
+            raise Refused(["a data frame needs polars: pip install 'nanum[frames]'"]) from None
+        rows = [row for engine, ranked in self.read for row in table(engine.name, ranked)]
+        return polars.DataFrame(rows).sort("step_seconds_bound") if rows else polars.DataFrame()
 
     @cached_property
     def best(self) -> tuple[Prediction, ...]:
@@ -84,6 +94,7 @@ def plan(
     if why := _hopeless(model, job, cluster):
         raise Refused(why)
     found: list[tuple[Engine, Candidate]] = []
+    everything: list[tuple[Engine, Ranked]] = []
     questions = tuple(Question(model, job, cluster, e) for e in chosen)
     enumerated = too_large = ranked = 0
     impossible: dict[str, int] = {}
@@ -95,9 +106,19 @@ def plan(
         ranked += sum(len(r.group) for r in rows)
         for reason, n in tried.impossible.items():
             impossible[reason] = impossible.get(reason, 0) + n
+        everything += [(question.engine, r) for r in rows]
         found += [(question.engine, c) for c in fastest(question, rows, top)]
     found.sort(key=lambda ec: (ec[1].step_seconds, ec[1].device_bytes))
-    return Plan(questions, enumerated, impossible, too_large, ranked, tuple(found), top, time.perf_counter() - begin)
+    return Plan(questions, enumerated, impossible, too_large, ranked, tuple(found), tuple(everything), top, time.perf_counter() - begin)
+
+
+def nearest(prediction: Prediction) -> Prediction | None:
+    """Of the layouts that fit, the one that changes least of a layout that does not; of equally near ones the fastest by its bound."""
+    p = prediction
+    question = Question(p.model, p.job, p.cluster, p.engine)
+    ranked, _ = read(question, candidates(p.model, p.job, p.cluster, p.engine).groups)
+    best = closest(p.layout, ranked)
+    return None if best is None else Prediction(p.model, p.job, p.cluster, consistent(best), p.engine)
 
 
 def _hopeless(model: Model, job: Job, cluster: Cluster) -> list[str]:
@@ -117,4 +138,4 @@ def _of_job(rule: Rule) -> bool:
     return rule.why.startswith(("seq_len", "global_batch_size", "precision", "optimizer", "byte counts"))
 
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "nearest", "plan"]

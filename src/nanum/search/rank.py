@@ -6,7 +6,7 @@ could beat the slowest of the layouts asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -23,7 +23,7 @@ from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
-from nanum.plan.candidates import Group
+from nanum.search.candidates import Group
 
 Progress = Callable[[int, int], None]
 BATCH = 16
@@ -75,7 +75,7 @@ def _stages(layout: Layout) -> tuple[Layout, np.ndarray]:
     pp = layout.pp
     entry = np.repeat(np.arange(len(pp)), pp)
     stage = np.arange(len(entry)) - np.repeat(np.cumsum(pp) - pp, pp)
-    fields = {f: getattr(layout, f)[entry] for f in (*BODY_FIELDS, "pp")}
+    fields: dict[str, Any] = {f: getattr(layout, f)[entry] for f in (*BODY_FIELDS, "pp")}
     return Layout(**fields, structure=layout.structure, rank_order=layout.rank_order), stage
 
 
@@ -107,9 +107,8 @@ def _same_actions(s: Structure) -> tuple[Any, ...]:
 
 def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Ranked, int]]:
     expanded = [_stages(g.layout) for g in found]
-    joined = Layout(
-        **{f: np.concatenate([getattr(e, f) for e, _ in expanded]) for f in (*BODY_FIELDS, "pp")}, structure=found[0].layout.structure
-    )
+    fields: dict[str, Any] = {f: np.concatenate([getattr(e, f) for e, _ in expanded]) for f in (*BODY_FIELDS, "pp")}
+    joined = Layout(**fields, structure=found[0].layout.structure)
     at, distinct_layout = body_space(joined)
     assert at is not None
     parts = emit_parts(question.model, question.job, distinct_layout, question.engine)
@@ -200,3 +199,34 @@ def exact_times(question: Question, ranked: Ranked, rows: np.ndarray) -> list[Ca
             seconds = (parts.step, parts.compute, parts.exposed_communication, parts.bubble, parts.optimizer)
             found[row] = Candidate(one, int(device_bytes[row]), *(float(q[i]) for q in seconds))
     return [c for c in found if c is not None]
+
+
+def table(engine: str, ranked: Ranked) -> Iterator[dict[str, Any]]:
+    """The rows of a group, in the words of the command line's flags."""
+    layout, s = ranked.group.layout, ranked.group.layout.structure
+    for i in range(len(ranked.group)):
+        yield {
+            "engine": engine,
+            **{f: int(getattr(layout, f)[i]) for f in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "micro_batch_size")},
+            "zero": s.zero, "reshard": s.reshard, "sp": s.tensor == "sequence", "schedule": s.schedule, "recompute": s.recompute,
+            "device_bytes": int(ranked.device_bytes[i]), "step_seconds_bound": float(ranked.bound_seconds[i]),
+        }  # fmt: skip
+
+
+def closest(layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
+    """The layout that fits and differs least: in few of its sizes and switches, each size by few doublings."""
+    best: tuple[float, float, Layout] | None = None
+    for r in ranked:
+        if not len(r.group):
+            continue
+        there = r.group.layout
+        switches = sum(getattr(there.structure, f) != getattr(layout.structure, f) for f in ("zero", "recompute", "schedule", "reshard"))
+        switches += (there.structure.tensor == "sequence") != (layout.structure.tensor == "sequence")
+        far = np.full(len(r.group), float(switches))
+        for f in (*BODY_FIELDS, "pp"):
+            far += np.abs(np.log2(getattr(there, f) / getattr(layout, f)))
+        i = min(range(len(far)), key=lambda j: (far[j], r.bound_seconds[j]))
+        if best is None or (far[i], r.bound_seconds[i]) < best[:2]:
+            one = {f: int(getattr(there, f)[i]) for f in (*BODY_FIELDS, "pp")}
+            best = float(far[i]), float(r.bound_seconds[i]), Layout(**one, structure=there.structure, rank_order=there.rank_order)
+    return best[2] if best else None
