@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanum.search import plan
     from nanum.prediction import predict
+    from nanum.search import plan
 
 __all__ = ["plan", "predict"]
 

@@ -1,8 +1,8 @@
 """The sole composer: a model, a job and a layout under an engine's conventions become the step of a pipeline stage.
 
-The order of division is this file: tensors are stated with their splits (blocks), tp and sp are derived from them, recompute is
-forward again, weights are gathered and reduced around the parts (parallel), and the pipeline orders micro-batches.
-Sizes are ints or arrays: the same calls serve one layout and a hundred thousand of one structure.
+The order of division is this file: tensors are stated with their splits (blocks), tp and sp are derived from them,
+recompute is forward again, weights are gathered and reduced around the parts (parallel), and the pipeline orders
+micro-batches. Sizes are ints or arrays: the same calls serve one layout and a hundred thousand of one structure.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nanum.model import Model
 from nanum.parallel.chain import Chain, Stage
 from nanum.parallel.flat_buffers import Buffer, FlatBuffers, buffer
 from nanum.parallel.fully_shard import FullyShard
-from nanum.parallel.replicated import Replicated
 from nanum.parallel.pipeline import DataParallel, Place, Step, step
+from nanum.parallel.replicated import Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.sharding import BATCH_AXES, Shapes
 
@@ -56,12 +56,17 @@ class Parts:
 
     @cached_property
     def units(self) -> tuple[Unit, Unit, Unit]:
-        return _three(unit(self.shapes, b.weights, b.weight_grads, self.conventions) for b in (self.embedding, self.layer, self.head))
+        return _three(
+            unit(self.shapes, b.weights, b.weight_grads, self.conventions)
+            for b in (self.embedding, self.layer, self.head)
+        )
 
     @cached_property
     def buffers(self) -> tuple[Buffer, Buffer, Buffer]:
         parts = (self.embedding, self.layer, self.head)
-        return _three(buffer(self.shapes, b.weights, b.weight_grads, self.conventions, self.structure.zero) for b in parts)
+        return _three(
+            buffer(self.shapes, b.weights, b.weight_grads, self.conventions, self.structure.zero) for b in parts
+        )
 
 
 def _three(found: Iterable[T]) -> tuple[T, T, T]:
@@ -86,8 +91,8 @@ def emit_bodies(model: Model, job: Job, layout: Layout, engine: Engine) -> Bodie
 def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bodies: Bodies | None = None) -> Step:
     """One step of pipeline stage `stage` (an int, or an array beside the layout's arrays).
 
-    Emitted once for what differs: bodies for distinct shapes, actions for distinct stages, and counts for every stage. `bodies` are
-    those of an earlier call, where they are the same (`emit_parts` says of what).
+    Emitted once for what differs: bodies for distinct shapes, actions for distinct stages, and counts for every stage.
+    `bodies` are those of an earlier call, where they are the same (`emit_parts` says of what).
     """
     bodies = bodies or emit_bodies(model, job, layout, engine)
     parts, at_body = bodies.parts, bodies.at
@@ -100,7 +105,12 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bo
         kinds, at = distinct(kinds)
     layers, first, last, at_body, pp = kinds
     where = Stage(layers, first, last, 1 - last, 1 - first, at_body)
-    seen = Layout(**{f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}, pp=pp, structure=layout.structure, rank_order=layout.rank_order)
+    seen = Layout(
+        **{f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS},
+        pp=pp,
+        structure=layout.structure,
+        rank_order=layout.rank_order,
+    )
     shapes, numerics = parts.shapes, parts.conventions.numerics
     table = parts.embedding.weights[0]
     chain = Chain(
@@ -122,7 +132,9 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bo
 def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:
     """Embedding, layer and head, forward and backward, with their tensors' splits stated.
 
-    They depend on the engine, the sizes named in `BODY_FIELDS`, and of the structure on all but the schedule and the pipeline."""
+    They depend on the engine, the sizes named in `BODY_FIELDS`, and of the structure on all but the schedule and the
+    pipeline.
+    """
     conventions = engine.conventions(model, job, layout.structure)
     shapes = Shapes({a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions))
     given = model, shapes, conventions, layout.structure
@@ -155,7 +167,9 @@ def _data_parallel(chain: Chain, parts: Parts, structure: Structure, engine: Eng
     presences = (s.embeds, 1, s.heads)
     if engine.data_parallel == "flat_buffers":
         buffers = _three(b.times(n, s.take) for b, n in zip(parts.buffers, presences, strict=True))
-        return FlatBuffers(chain, conventions, structure, *buffers, data_ranks=shapes.ranks(("dp_replicate", "dp_shard", "cp")))
+        return FlatBuffers(
+            chain, conventions, structure, *buffers, data_ranks=shapes.ranks(("dp_replicate", "dp_shard", "cp"))
+        )
     embedding, layer, head = _three(u.times(n, s.take) for u, n in zip(parts.units, presences, strict=True))
     if engine.data_parallel == "plain_or_fully_shard" and structure.zero == 0:
         return Replicated(chain, conventions, embedding, layer, head)

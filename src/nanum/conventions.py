@@ -38,7 +38,9 @@ class Conventions:
     recompute_stops_early: bool  # at the last tensor that backward needs (torch), or the whole forward again (Megatron)
     selective_keeps: frozenset[str] | None  # outputs kept by selective recompute; None: all but the attention core's
     grads_resident: bool  # gradients live in a buffer for the whole run, and matmuls add into it
-    stage_keeps_output: bool = True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)
+    stage_keeps_output: bool = (
+        True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)
+    )
     step_keeps_logits: bool = False  # the caller's frame holds them until the step's end
     rope_in_forward: bool = False  # rotary tables are made in each forward pass, and saved; otherwise they are there
     sums_in_place: bool = False  # autograd adds a second gradient into the first

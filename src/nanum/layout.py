@@ -11,6 +11,7 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 Schedule = Literal["gpipe", "1f1b"]
 Recompute = Literal["none", "selective", "full"]
+TensorParallel = Literal["none", "tensor", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Structure:
 
     zero: int = 3
     reshard: bool = True
-    tensor: Literal["none", "tensor", "sequence"] = "none"  # tp = 1; tp > 1 without, and with sequence parallel
+    tensor: TensorParallel = "none"  # tp = 1; tp > 1 without, and with sequence parallel
     recompute: Recompute = "none"
     schedule: Schedule = "1f1b"
     pipelined: bool = False  # pp > 1

@@ -1,4 +1,6 @@
-"""One question, one answer: a model, a job, a cluster and a layout under an engine's conventions, as memory, exchanges and time."""
+"""One question, one answer: a model, a job, a cluster and a layout under an engine's conventions, as memory, exchanges
+and time.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ class Reference:
 
 @lru_cache(maxsize=256)
 def reference(model: Model, seq_len: int) -> Reference:
-    """Parameters, and the FLOPs of one sequence forward and backward: matmuls and causal attention, nothing recomputed."""
+    """Parameters, and the FLOPs of a sequence forward and backward: matmuls and causal attention, none recomputed."""
     job = Job(seq_len, 1, "fp32")
     engine = engines.load("torch")
     layout = Layout(structure=Structure(zero=0))
@@ -109,7 +111,11 @@ def reference(model: Model, seq_len: int) -> Reference:
         return sum(int(parts.shapes.elements(w.dims, w.split)) for w in weights)
 
     shared = elements(parts.embedding.weights[:1]) if model.tie_word_embeddings else 0
-    total = elements(parts.embedding.weights) + model.num_hidden_layers * elements(parts.layer.weights) + elements(parts.head.weights)
+    total = (
+        elements(parts.embedding.weights)
+        + model.num_hidden_layers * elements(parts.layer.weights)
+        + elements(parts.head.weights)
+    )
     step = build(model, job, layout, engine, 0, bodies)
     return Reference(total - shared, float(flops(step.program)))
 
@@ -132,7 +138,10 @@ def reasons(model: Model, job: Job, cluster: Cluster, layout: Layout, engine: En
     sizes = (layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.pp, layout.micro_batch_size)
     if any(not isinstance(n, int | np.integer) or n < 1 for n in sizes):
         return general
-    if cluster.chip.peak_flops_per_second.get(job.precision) is None and job.precision not in cluster.chip.best_flops_per_second:
+    if (
+        cluster.chip.peak_flops_per_second.get(job.precision) is None
+        and job.precision not in cluster.chip.best_flops_per_second
+    ):
         known = ", ".join(cluster.chip.peak_flops_per_second)
         general.append(f"{cluster.chip.name} states no peak for precision {job.precision}; it has {known}")
     return [*general, *broken(engine.rules, model, job, cluster, layout)]
@@ -193,7 +202,11 @@ class Prediction:
             kind = (layers, i == 0, i == self.layout.pp - 1)
             if kind not in alike:
                 alike[kind] = step
-            times.append(stage_time(replace(step, actions=alike[kind].actions, optimizer=alike[kind].optimizer), self.cost, known))
+            times.append(
+                stage_time(
+                    replace(step, actions=alike[kind].actions, optimizer=alike[kind].optimizer), self.cost, known
+                )
+            )
         return tuple(times)
 
     @cached_property
@@ -217,7 +230,9 @@ class Prediction:
         )
 
     def _serial_fraction(self, step_seconds: float) -> float | None:
-        """Karp and Flatt (1990): (1/S - 1/N) / (1 - 1/N), S the speed-up over one GPU, virtual where the model does not fit it."""
+        """Karp and Flatt (1990): (1/S - 1/N) / (1 - 1/N), S the speed-up over one GPU, virtual where the model does not
+        fit it.
+        """
         n = self.cluster.gpus
         if n == 1:
             return None
@@ -244,16 +259,29 @@ class Prediction:
             waits = exposed(hidden, time.streamed_seconds)
             share = float(self.parts.sends[0]) / max(len(sends), 1)
             for key, total in traffic(step.program).items():
-                rows.append(self._row(i, key, total, float(seconds[key].seconds), share if key in sends else float(waits[key])))
+                rows.append(
+                    self._row(i, key, total, float(seconds[key].seconds), share if key in sends else float(waits[key]))
+                )
         return tuple(rows)
 
     def _row(self, stage: int, key: Key, total: Total, seconds: float, exposed_seconds: float) -> Row:
         sizes = self.layout.sizes
         axes = [a for a in self.layout.rank_order if a in key.axes and sizes[a] > 1]
         return Row(
-            stage, "+".join(axes), key.kind, key.phase, key.what, key.dtype, int(total.group_size), self.cost.link(key.axes),
-            int(total.calls), int(total.payload_bytes), int(total.wire_bytes), seconds, exposed_seconds,
-        )  # fmt: skip
+            stage=stage,
+            axis="+".join(axes),
+            kind=key.kind,
+            phase=key.phase,
+            what=key.what,
+            dtype=key.dtype,
+            group_size=int(total.group_size),
+            link=self.cost.link(key.axes),
+            calls=int(total.calls),
+            payload_bytes=int(total.payload_bytes),
+            wire_bytes=int(total.wire_bytes),
+            seconds=seconds,
+            exposed_seconds=exposed_seconds,
+        )
 
     # --- throughput ---------------------------------------------------------------------------------------------------
     @cached_property
@@ -284,11 +312,25 @@ class Prediction:
         self.stage_times  # noqa: B018 - the cost lists what it has been asked for
         mine = [{"what": a.what, "value": a.value, "tag": "assumed", "source": a.source} for a in ASSUMED]
         capacity = self.cluster.chip.memory_bytes
-        mine.append({"what": "device memory, bytes", "value": capacity.value, "tag": capacity.tag, "source": capacity.source})
         mine.append(
-            {"what": "range of the step time", "value": f"x{RANGE[0]} to x{RANGE[1]}", "tag": "assumed", "source": "not yet drawn from published runs"}
+            {"what": "device memory, bytes", "value": capacity.value, "tag": capacity.tag, "source": capacity.source}
         )
-        mine.append({"what": "parameter, exchange and memory counts", "value": None, "tag": "derived", "source": "read off the Program"})
+        mine.append(
+            {
+                "what": "range of the step time",
+                "value": f"x{RANGE[0]} to x{RANGE[1]}",
+                "tag": "assumed",
+                "source": "not yet drawn from published runs",
+            }
+        )
+        mine.append(
+            {
+                "what": "parameter, exchange and memory counts",
+                "value": None,
+                "tag": "derived",
+                "source": "read off the Program",
+            }
+        )
         return [*mine, *self.cost.assumptions()]
 
     def to_dict(self, *, communication: bool = True) -> dict[str, Any]:
@@ -310,7 +352,8 @@ class Prediction:
                 "capacity_bytes": int(self.cluster.chip.memory_bytes.value),
                 "worst": {
                     "stage": worst.stage, "moment": worst.moment.name, "allocated_bytes": worst.moment.bytes,
-                    "reserved_bytes": worst.reserved_bytes, "device_bytes": worst.device_bytes, "context_bytes": worst.context_bytes,
+                    "reserved_bytes": worst.reserved_bytes, "device_bytes": worst.device_bytes,
+                    "context_bytes": worst.context_bytes,
                 },
                 "stages": [
                     {
@@ -336,8 +379,14 @@ def prediction_summary(p: Prediction, candidate: Any) -> dict[str, Any]:
         "engine": {"name": p.engine.name, "version": p.engine.version},
         "layout": layout_document(p.layout, p.num_microbatches),
         "fits": True,
-        "memory": {"capacity_bytes": int(p.cluster.chip.memory_bytes.value), "worst": {"device_bytes": candidate.device_bytes}},
-        "time": {"step_seconds": candidate.step_seconds, "bubble_fraction": candidate.bubble_seconds / candidate.step_seconds},
+        "memory": {
+            "capacity_bytes": int(p.cluster.chip.memory_bytes.value),
+            "worst": {"device_bytes": candidate.device_bytes},
+        },
+        "time": {
+            "step_seconds": candidate.step_seconds,
+            "bubble_fraction": candidate.bubble_seconds / candidate.step_seconds,
+        },
         "throughput": {
             "tokens_per_second": tokens,
             "tokens_per_second_per_gpu": tokens / p.cluster.gpus,

@@ -1,6 +1,7 @@
 """The vocabulary of a step: a Program is a tree of operations and repeats, emitted once and read many times.
 
-Quantities are ints, or numpy arrays over many layouts. Bytes are int64, FLOPs float64. A Program is never stored unrolled.
+Quantities are ints, or numpy arrays over many layouts. Bytes are int64, FLOPs float64. A Program is never stored
+unrolled.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ class Compute:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Collective:
-    """One exchange. `payload_bytes` by the nccl-tests convention of its kind (the whole padded buffer of a gather or scatter);
-    `wire_bytes` is what one rank sends by a ring. `calls` is 0 where the group has one rank. `stream` names the communication
-    stream it runs on beside the compute (it is then started here and awaited by a `Wait`); None means the compute waits at once."""
+    """One exchange. `payload_bytes` by the nccl-tests convention of its kind (the whole padded buffer of a gather or
+    scatter); `wire_bytes` is what one rank sends by a ring. `calls` is 0 where the group has one rank. `stream` names
+    the communication stream it runs on beside the compute (it is then started here and awaited by a `Wait`); None means
+    the compute waits at once.
+    """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, send
     axes: tuple[str, ...]  # mesh axes, outermost first
@@ -72,11 +75,12 @@ class Mark:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Repeat:
-    """`count` rounds of `body`. Where `at` is given, the body's quantities are arrays over a smaller space (layouts that differ only
-    in what the body cannot see), and `at[i]` is the place of layout i in it."""
+    """`count` rounds of `body`. Where `at` is given, the body's quantities are arrays over a smaller space (layouts
+    that differ only in what the body cannot see), and `at[i]` is the place of layout i in it.
+    """
 
     count: Quantity
-    body: tuple["Node", ...]
+    body: tuple[Node, ...]
     at: np.ndarray | None = None
 
 

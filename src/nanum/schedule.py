@@ -36,8 +36,9 @@ NAMES = (
     "forward.first", "forward", "forward.paired",
     "backward.only", "backward.first", "backward.paired", "backward.last_paired", "backward", "backward.last",
 )  # fmt: skip
-"""What an action can differ in by its place: it is the step's first, its last, or follows an action of the other kind (paired), which
-has left the weights in another state."""
+"""What an action can differ in by its place: it is the step's first, its last, or follows an action of the other kind
+(paired), which has left the weights in another state.
+"""
 
 
 def name_of(action: Action, before: str | None, num_microbatches: int) -> str:
@@ -212,7 +213,8 @@ def finish_times(
     Args:
         schedule: a name of `WARMUP`.
         num_microbatches: of all n layouts.
-        durations: [pp, n] seconds of the actions of each name of `NAMES` that is done; one that is not given lasts as long as
+    durations: [pp, n] seconds of the actions of each name of `NAMES` that is done; one that is not given lasts as long
+    as
             "forward" or "backward".
         send_seconds: [n], from the end of an action to the start of the next stage's; the sender does not wait.
 
@@ -258,20 +260,19 @@ def lower_bound(
 ) -> Seconds:
     """[n] seconds that no exact time is below; equal to it where stages are alike and sends are free.
 
-    All are [pp, n]: what each stage works in a step, its first forward and its last backward as they are there, and its shortest
-    forward and backward. `send_seconds` is [n]; `num_microbatches` may be [n], and so may `pp`: where it is given, only the first `pp`
-    rows of a layout are stages.
+    All are [pp, n]: what each stage works in a step, its first forward and its last backward as they are there, and its
+    shortest forward and backward. `send_seconds` is [n]; `num_microbatches` may be [n], and so may `pp`: where it is
+    given, only the first `pp` rows of a layout are stages.
 
     Proof. Let m be num_microbatches, s the send, and i any stage. Its first action is F(0), which came through the
-    stages j < i: it starts no sooner than head = sum of F_j(0) + s over j < i. Its last action is B(m-1), which must still go
-    back through them: the step ends no sooner than tail = sum of B_j(m-1) + s over j < i after it. So head + middle + tail bounds
-    the step, with either middle:
-    (a) the stage works all its forwards and backwards, one at a time: its busy time;
-    (b) B(x) ends no sooner than trip = 2 s (stages after i) + sum of F_j + B_j over j >= i after F(x) starts. With w
-    forwards of warm-up, the stage's order has F(x+d) after B(x), d = w + 1. Write m - 1 = q d + r. For any a <= r,
-    F(0) .. F(a-1), then F(a) to B(a), F(a+d) to B(a+d), .., F(a+qd) to B(a+qd), then B(a+qd+1) .. B(m-1), follow one
-    another: a F_i + (q+1) trip + (r-a) B_i. The better of a = 0 and a = r is (q+1) trip + r max(F_i, B_i). (Where
-    w = m, q = 0, and no F(x+d) is used.) In (b) the shortest F and B are counted.
+    stages j < i: it starts no sooner than head = sum of F_j(0) + s over j < i. Its last action is B(m-1), which must
+    still go back through them: the step ends no sooner than tail = sum of B_j(m-1) + s over j < i after it. So head +
+    middle + tail bounds the step, with either middle: (a) the stage works all its forwards and backwards, one at a
+    time: its busy time; (b) B(x) ends no sooner than trip = 2 s (stages after i) + sum of F_j + B_j over j >= i after
+    F(x) starts. With w forwards of warm-up, the stage's order has F(x+d) after B(x), d = w + 1. Write m - 1 = q d + r.
+    For any a <= r, F(0) .. F(a-1), then F(a) to B(a), F(a+d) to B(a+d), .., F(a+qd) to B(a+qd), then B(a+qd+1) ..
+    B(m-1), follow one another: a F_i + (q+1) trip + (r-a) B_i. The better of a = 0 and a = r is (q+1) trip + r max(F_i,
+    B_i). (Where w = m, q = 0, and no F(x+d) is used.) In (b) the shortest F and B are counted.
 
     Raises:
         ValueError: the schedule is unknown.
@@ -298,8 +299,13 @@ def lower_bound(
 
 def _stacked(durations: Mapping[str, ArrayLike], send: ArrayLike) -> tuple[Seconds, Seconds]:
     """Durations as [names, pp, n], the send as [n]."""
-    default = {kind: next(q for name, q in durations.items() if name.startswith(kind)) for kind in ("forward", "backward")}
-    many = [np.asarray(durations.get(name, durations.get(kind := name.split(".")[0], default[kind])), np.float64) for name in NAMES]
+    default = {
+        kind: next(q for name, q in durations.items() if name.startswith(kind)) for kind in ("forward", "backward")
+    }
+    many = [
+        np.asarray(durations.get(name, durations.get(kind := name.split(".")[0], default[kind])), np.float64)
+        for name in NAMES
+    ]
     sent = np.asarray(send, np.float64)
     *many, sent = np.broadcast_arrays(*many, sent[None] if sent.ndim else sent)
     return np.stack(many), sent[0]

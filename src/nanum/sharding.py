@@ -1,9 +1,9 @@
 """Sharding is stated, communication is derived.
 
-A tensor's dims carry the mesh axes they are split over, as in `In[B_dp, S_cp, D] . W[D, F_tp] -> Out[B_dp, S_cp, F_tp]`.
-`contract` decides, for each axis on its own, how two operands must lie for a product; `reshard` is the only place where a
-collective is born. The backward pass obeys the same two functions (`dX = dY . W`, `dW = X . dY`), so that data parallelism's
-gradient reduction is nothing but the pending sum of `dW` over the axes that split the batch.
+A tensor's dims carry the mesh axes they are split over, as in `In[B_dp, S_cp, D] . W[D, F_tp] -> Out[B_dp, S_cp,
+F_tp]`. `contract` decides, for each axis on its own, how two operands must lie for a product; `reshard` is the only
+place where a collective is born. The backward pass obeys the same two functions (`dX = dY . W`, `dW = X . dY`), so that
+data parallelism's gradient reduction is nothing but the pending sum of `dW` over the axes that split the batch.
 
 Sizes are ints, or arrays over many layouts: nothing here branches on one.
 """
@@ -31,10 +31,11 @@ _SAME: Any = object()
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
-    """A tensor of one rank, by its dims and their splits. `partial` names the axes over which it is a sum not yet carried out.
+    """A tensor of one rank, by its dims and their splits. `partial` names the axes over which it is a sum not yet
+    carried out.
 
-    A weight's `stays` are its model axes: how it is computed with, as opposed to how ZeRO stores it. Where both operands of a
-    product are split over such an axis on different dims, the weight stays and the activation moves.
+    A weight's `stays` are its model axes: how it is computed with, as opposed to how ZeRO stores it. Where both
+    operands of a product are split over such an axis on different dims, the weight stays and the activation moves.
     """
 
     name: str
@@ -51,7 +52,9 @@ class Tensor:
         self, *, name: str | None = None, split: Split | None = None, dtype: str | None = None,
         partial: tuple[str, ...] | None = None, factor: Any = None, size: Any = _SAME,
     ) -> Tensor:  # fmt: skip
-        """The same tensor but for what is given. (A search makes tens of thousands: `dataclasses.replace` would be a tenth of it.)"""
+        """The same tensor but for what is given. (A search makes tens of thousands: `dataclasses.replace` would be a
+        tenth of it.)
+        """
         return Tensor(
             name or self.name, self.dims, self.split if split is None else split, dtype or self.dtype,
             self.partial if partial is None else partial, self.category, self.stays,
@@ -61,7 +64,9 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Move:
-    """One step of a reshard: a collective of `kind` over `axes` takes `before` to `after`, both in the dtype that is exchanged."""
+    """One step of a reshard: a collective of `kind` over `axes` takes `before` to `after`, both in the dtype that is
+    exchanged.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -71,7 +76,9 @@ class Move:
 
 @dataclass
 class Shapes:
-    """Global sizes of dims and axes, and what is left of them on one rank. A dim that does not divide is padded: shards are equal."""
+    """Global sizes of dims and axes, and what is left of them on one rank. A dim that does not divide is padded: shards
+    are equal.
+    """
 
     mesh: Mapping[str, Any]
     dims: dict[str, Any]
@@ -124,8 +131,9 @@ def reshard(
 ) -> tuple[Tensor, list[Move]]:
     """Take `t` to the split `goal`, carrying out its pending sums (or `only` those over the named axes).
 
-    A pending sum that is wanted split is reduce-scattered, else all-reduced; an axis that changes dim is an all-to-all; one that
-    is no longer wanted is all-gathered; slicing what is whole costs nothing. `dtype` is the one it is exchanged and kept in.
+    A pending sum that is wanted split is reduce-scattered, else all-reduced; an axis that changes dim is an all-to-all;
+    one that is no longer wanted is all-gathered; slicing what is whole costs nothing. `dtype` is the one it is
+    exchanged and kept in.
     """
     wanted, at = places(goal), places(t.split)
     due = [a for a in t.partial if only is None or a in only]
@@ -151,7 +159,9 @@ def reshard(
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """How two operands must lie, and what their product then is: its split, and the axes over which it is a pending sum."""
+    """How two operands must lie, and what their product then is: its split, and the axes over which it is a pending
+    sum.
+    """
 
     left: Split
     right: Split
@@ -162,8 +172,8 @@ class Contraction:
 def contract(a: Tensor, b: Tensor, dims: tuple[str, ...], want: Split) -> Contraction:
     """`out[dims] = a . b`, wanted in the split `want`, decided for each axis on its own.
 
-    Split alike on a kept dim: nothing to do. Split alike on the contracted dim: a pending sum. Otherwise the wanted result says
-    whose split stays, and the other operand is gathered; a weight on one of its model axes always stays.
+    Split alike on a kept dim: nothing to do. Split alike on the contracted dim: a pending sum. Otherwise the wanted
+    result says whose split stays, and the other operand is gathered; a weight on one of its model axes always stays.
     """
     goal, pa, pb = places(want), places(a.split), places(b.split)
     to_a: dict[str, str] = {}

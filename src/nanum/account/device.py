@@ -1,4 +1,6 @@
-"""From what PyTorch allocates to what the driver sees: the allocator's reserve, the CUDA context, and communicators' buffers."""
+"""From what PyTorch allocates to what the driver sees: the allocator's reserve, the CUDA context, and communicators'
+buffers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ class Assumed:
 
 
 ASSUMED = (
-    Assumed("reserved over allocated memory", RESERVED_OVER_ALLOCATED, "median of SimuMax's published B200 runs, 1.03 to 1.09"),
+    Assumed(
+        "reserved over allocated memory",
+        RESERVED_OVER_ALLOCATED,
+        "median of SimuMax's published B200 runs, 1.03 to 1.09",
+    ),
     Assumed("CUDA context, bytes", CONTEXT_BYTES, "ml-engineering, training/performance/README.md"),
     Assumed("NCCL communicator of 2 ranks, bytes", COMMUNICATOR_BYTES[2], "NCCL issue 964, 4 A100"),
     Assumed("NCCL communicator of more ranks, bytes", COMMUNICATOR_BYTES[3], "NCCL issue 964, 4 A100"),

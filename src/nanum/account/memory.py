@@ -1,7 +1,7 @@
 """Peak memory of a Program: a fold over a monoid, `(net, peak) . (n, p) = (net + n, max(peak, net + p))`.
 
-Its k-th power has a closed form, so repeats are never unrolled: the peak is in the first round, or where a round leaves bytes
-behind, in the last.
+Its k-th power has a closed form, so repeats are never unrolled: the peak is in the first round, or where a round leaves
+bytes behind, in the last.
 """
 
 from __future__ import annotations

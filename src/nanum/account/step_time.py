@@ -1,4 +1,6 @@
-"""The time of a step: what each action of each stage takes, and the pipeline's exact recurrence (or its bound) over them."""
+"""The time of a step: what each action of each stage takes, and the pipeline's exact recurrence (or its bound) over
+them.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,13 @@ class StageTime:
             return q[entries] if isinstance(q, np.ndarray) and q.ndim else q
 
         several = ({name: pick(q) for name, q in table.items()} for table in (self.durations, self.rounds))
-        rest = (self.busy_seconds, self.compute_seconds, self.streamed_seconds, self.optimizer_seconds, self.send_seconds)
+        rest = (
+            self.busy_seconds,
+            self.compute_seconds,
+            self.streamed_seconds,
+            self.optimizer_seconds,
+            self.send_seconds,
+        )
         return StageTime(*several, *map(pick, rest))
 
 
@@ -74,7 +82,9 @@ def stage_time(step: Step, cost: Cost, known: KnownMaps | None = None, bodies: C
         streamed = streamed + rounds[name] * np.maximum(take(waits, step.at), 0.0)
     durations = {name: take(seconds, step.at) for name, seconds in ends.items()}
     optimizer = take(fold(step.optimizer, cost, known, bodies).total_seconds, step.at)
-    return StageTime(durations, rounds, busy, compute, streamed, optimizer, take(cost.collective_seconds(step.send), step.at))
+    return StageTime(
+        durations, rounds, busy, compute, streamed, optimizer, take(cost.collective_seconds(step.send), step.at)
+    )
 
 
 def end_of_compute(m: TimeMap) -> Quantity:
@@ -89,8 +99,11 @@ def _rows(times: Sequence[StageTime], read: Callable[[StageTime], Quantity], n: 
     return np.stack([np.broadcast_to(np.asarray(read(t), np.float64), (n,)) for t in times])
 
 
-def exact(schedule: str, num_microbatches: int, times: Sequence[StageTime], n: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """The exact step of n layouts, [n] seconds: every stage's last backward, and its optimizer; and the same were sends free.
+def exact(
+    schedule: str, num_microbatches: int, times: Sequence[StageTime], n: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """The exact step of n layouts, [n] seconds: every stage's last backward, and its optimizer; and the same were sends
+    free.
 
     `times` has one entry for each stage.
     """
@@ -126,16 +139,28 @@ class Cut:
 def cut(schedule: str, num_microbatches: int, times: Sequence[StageTime], n: int = 1) -> Cut:
     """The exact steps of n layouts and their parts."""
     step, free = exact(schedule, num_microbatches, times, n)
-    parts = [_rows(times, read, n) for read in (lambda t: t.busy_seconds, lambda t: t.compute_seconds, lambda t: t.optimizer_seconds)]
+    parts = [
+        _rows(times, read, n)
+        for read in (lambda t: t.busy_seconds, lambda t: t.compute_seconds, lambda t: t.optimizer_seconds)
+    ]
     longest = (parts[0] + parts[2]).argmax(axis=0)
     busy, compute, optimizer = (table[longest, np.arange(n)] for table in parts)
     communication = busy - compute + step - free
-    return Cut(step, compute, communication, np.maximum(step - compute - communication - optimizer, 0.0), optimizer, step - free)
+    return Cut(
+        step,
+        compute,
+        communication,
+        np.maximum(step - compute - communication - optimizer, 0.0),
+        optimizer,
+        step - free,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """Seconds below which no stage's actions are, by name, and how often each is done; arrays over (layout, stage) entries."""
+    """Seconds below which no stage's actions are, by name, and how often each is done; arrays over (layout, stage)
+    entries.
+    """
 
     durations: dict[str, Quantity]
     rounds: dict[str, Quantity]
@@ -149,11 +174,14 @@ def stage_bound(step: Step, cost: Cost, bodies: Cost, known: Known) -> Bound:
     seconds = {name: totals(step.actions[name], cost, bodies, known).bound for name in rounds}
     optimizer = totals(step.optimizer, cost, bodies, known).compute
     send = cost.collective_seconds(step.send)
-    return Bound({n: take(s, step.at) for n, s in seconds.items()}, rounds, take(optimizer, step.at), take(send, step.at))
+    return Bound(
+        {n: take(s, step.at) for n, s in seconds.items()}, rounds, take(optimizer, step.at), take(send, step.at)
+    )
 
 
 def bound(schedule: str, num_microbatches: Any, pp: np.ndarray, stages: Bound) -> np.ndarray:
-    """[n] seconds that no exact step of n layouts is below. Entries are ordered by layout, `pp[i]` stages of layout i in order.
+    """[n] seconds that no exact step of n layouts is below. Entries are ordered by layout, `pp[i]` stages of layout i
+    in order.
 
     The pipeline's bound, and after it at least the shortest optimizer.
     """

@@ -201,8 +201,8 @@ Known = dict[tuple[tuple[Node, ...], Cost], TimeMap]
 def fold(nodes: Sequence[Node], cost: Cost, known: Known | None = None, bodies: Cost | None = None) -> TimeMap:
     """What the nodes do to the clocks.
 
-    `known` remembers bodies, which programs of one cost share. `bodies` is the cost inside repeats whose body is in a space of its
-    own; where it is not given it is worked out for each.
+    `known` remembers bodies, which programs of one cost share. `bodies` is the cost inside repeats whose body is in a
+    space of its own; where it is not given it is worked out for each.
 
     An exchange of no seconds takes no part: its ticket is complete at once, and does not queue behind the stream.
 

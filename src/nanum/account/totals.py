@@ -1,14 +1,14 @@
-"""Seconds that a Program's nodes keep each stream busy, whatever waits for whatever: sums, cheap enough for a million layouts.
+"""Seconds that a Program's nodes keep each stream busy, whatever waits for whatever: sums, cheap enough for a million
+layouts.
 
-No action ends before its compute stream has done all its kernels and blocking exchanges, nor before a stream that it awaits has
-done all of its own: the larger of the two is a bound below its exact time.
+No action ends before its compute stream has done all its kernels and blocking exchanges, nor before a stream that it
+awaits has done all of its own: the larger of the two is a bound below its exact time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-
 
 from nanum.account.cost import Cost
 from nanum.arrays import most, take
@@ -30,8 +30,9 @@ Known = dict[tuple[tuple[Node, ...], Cost], Totals]
 
 
 def totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Known) -> Totals:
-    """Sums over nodes, repeats counted. `bodies` is the cost inside repeats whose body is in a space of its own; `known` remembers
-    the bodies that programs of one cost share."""
+    """Sums over nodes, repeats counted. `bodies` is the cost inside repeats whose body is in a space of its own;
+    `known` remembers the bodies that programs of one cost share.
+    """
     key = nodes, cost
     if key in known:
         return known[key]

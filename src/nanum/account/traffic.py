@@ -58,7 +58,9 @@ def _add(rows: Rows, key: Key, row: list[Any], times: Any, at: np.ndarray | None
     if not (isinstance(times, int) and times == 1):
         quantities = [times * q for q in quantities]
     old = rows.get(key)
-    rows[key] = [size, *quantities] if old is None else [size, *(a + b for a, b in zip(old[1:], quantities, strict=True))]
+    rows[key] = (
+        [size, *quantities] if old is None else [size, *(a + b for a, b in zip(old[1:], quantities, strict=True))]
+    )
 
 
 def flops(nodes: Iterable[Node], *, recompute: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""A body: forward and backward of one part of a model (the embedding, one layer, the head), emitted once and repeated."""
+"""A body: one part of a model (the embedding, a layer, the head), forward and backward, emitted once and repeated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from nanum.sharding import BATCH_AXES, Shapes, Split, Tensor
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """Program nodes of one part, and the weights that it uses. Unreduced gradients stay held after `backward`: the data-parallel
-    engine releases them. `loss` and `loss_backward` are the head's alone: what follows the model's forward pass."""
+    """Program nodes of one part, and the weights that it uses. Unreduced gradients stay held after `backward`: the
+    data-parallel engine releases them. `loss` and `loss_backward` are the head's alone: what follows the model's
+    forward pass.
+    """
 
     forward: tuple[Node, ...]
     backward: tuple[Node, ...]
@@ -33,7 +35,9 @@ class Body:
 
 @dataclass(frozen=True)
 class Streams:
-    """The splits that the parts share: of the residual stream between layers, and of what a tensor-parallel region reads."""
+    """The splits that the parts share: of the residual stream between layers, and of what a tensor-parallel region
+    reads.
+    """
 
     stream: Split
     whole: Split
@@ -59,7 +63,7 @@ class Emitted:
     dy: Tensor | None
     dx: Tensor | None
 
-    def body(self, keeps: frozenset[str] | None | str = "all") -> Body:
+    def body(self, keeps: frozenset[str] | str | None = "all") -> Body:
         """Lay out what is held, where `keeps` (of `lifetimes.recomputed`, or all) outlives the forward pass."""
         tape, bytes_of = self.tape, self.tape.shapes.bytes
 
@@ -78,7 +82,9 @@ class Emitted:
             leaves_back=given(self.dx),
             stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
         )
-        kept, seed, handed, output = (sum(map(bytes_of, ts)) for ts in (tape.kept, tape.seed, given(self.x), given(self.y)))
+        kept, seed, handed, output = (
+            sum(map(bytes_of, ts)) for ts in (tape.kept, tape.seed, given(self.x), given(self.y))
+        )
         forward, loss = _cut(forward, "post_forward", keep="before")
         loss_backward, backward = _cut(backward, "pre_backward", keep="after")
         grads = dict(tape.weight_grads)

@@ -40,7 +40,9 @@ def rotary_tables(tape: Tape, model: Model) -> None:
 
 
 def rotary_angles_bytes(model: Model, conventions: Conventions, seq_len: int) -> int:
-    """fp32 angles that the model's frame holds until its forward returns: [S, head_dim/2], the same twice over, and frequencies."""
+    """fp32 angles that the model's frame holds until its forward returns: [S, head_dim/2], the same twice over, and
+    frequencies.
+    """
     if model.position != "rotary" or not conventions.rope_in_forward:
         return 0
     head_dim = model.attention.head_dim
@@ -48,7 +50,9 @@ def rotary_angles_bytes(model: Model, conventions: Conventions, seq_len: int) ->
 
 
 def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Body:
-    """The last norm, the logits and the loss. Logits stay split over the vocabulary where the engine's loss is parallel."""
+    """The last norm, the logits and the loss. Logits stay split over the vocabulary where the engine's loss is
+    parallel.
+    """
     tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
     y = Tensor("y", ("B", "S", "D"), splits.stream, tape.dtype)
     split = {"V": tape.tp} if tape.tp else {}

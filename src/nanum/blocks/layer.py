@@ -30,7 +30,7 @@ def emit_layer(model: Model, shapes: Shapes, conventions: Conventions, structure
 def layer_body(layer: Emitted, recompute: Recompute) -> Body:
     """The layer under a recompute mode: full keeps its input alone, selective what the engine keeps."""
     selective = layer.tape.conventions.selective_keeps
-    keeps: dict[str, frozenset[str] | None | str] = {"none": "all", "full": frozenset(), "selective": selective}
+    keeps: dict[str, frozenset[str] | str | None] = {"none": "all", "full": frozenset(), "selective": selective}
     return layer.body(keeps[recompute])
 
 

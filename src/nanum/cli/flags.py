@@ -34,7 +34,9 @@ Precision = Annotated[str | None, _text("--precision", "fp32|bf16|fp16", "What t
 Optimizer = Annotated[str | None, _text("--optimizer", "adamw|sgd", "[adamw]")]
 Engine = Annotated[
     str | None,
-    _text("--engine", "torchtitan|megatron|torch", "Whose conventions fix the bytes; plan also takes any. [torchtitan]"),
+    _text(
+        "--engine", "torchtitan|megatron|torch", "Whose conventions fix the bytes; plan also takes any. [torchtitan]"
+    ),
 ]
 
 DpReplicate = Annotated[str | None, _text("--dp-replicate", "N", "Data parallel, each holding a copy. [1]")]

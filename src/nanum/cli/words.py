@@ -156,7 +156,9 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
         raise Refused(reader.reasons)
     if left is None:
         raise Refused([_none_left(sizes, asked.cluster.gpus), *_broken_rules(asked, layout)])
-    return Question(asked.model, asked.job, asked.cluster, asked.engine, tuple(reader.defaults), asked.engine.name), layout
+    return Question(
+        asked.model, asked.job, asked.cluster, asked.engine, tuple(reader.defaults), asked.engine.name
+    ), layout
 
 
 def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | None:

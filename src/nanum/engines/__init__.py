@@ -1,4 +1,6 @@
-"""Engines: the conventions that turn one layout into different bytes, each in its own file, with the version it was read at."""
+"""Engines: the conventions that turn one layout into different bytes, each in its own file, with the version it was
+read at.
+"""
 
 from __future__ import annotations
 

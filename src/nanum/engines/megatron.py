@@ -1,8 +1,9 @@
 """Megatron-LM: its own tensor parallelism, flat fp32 gradient buffers, and a distributed optimizer.
 
-Read at Megatron-LM d98e8a6 (core 0.20.0): tensor_parallel/layers.py (a sequence-parallel input is gathered again in backward),
-cross_entropy.py (a vocabulary-parallel loss), distributed/ (buffers, buckets of at least max(40e6, 1e6 x dp) elements, exchanged
-during the last backward), transformer/ (fused kernels), arguments.py. bf16 parameters, fp32 main gradients, fp32 master weights.
+Read at Megatron-LM d98e8a6 (core 0.20.0): tensor_parallel/layers.py (a sequence-parallel input is gathered again in
+backward), cross_entropy.py (a vocabulary-parallel loss), distributed/ (buffers, buckets of at least max(40e6, 1e6 x dp)
+elements, exchanged during the last backward), transformer/ (fused kernels), arguments.py. bf16 parameters, fp32 main
+gradients, fp32 master weights.
 """
 
 from __future__ import annotations
@@ -52,12 +53,16 @@ RULES = (
     Rule(
         "pp does not divide num_hidden_layers (megatron)",
         lambda model, job, cluster, layout: model.num_hidden_layers % layout.pp != 0,
-        lambda model, job, cluster, layout: f"pp={layout.pp} does not divide num_hidden_layers={model.num_hidden_layers} (megatron)",
+        lambda model, job, cluster, layout: (
+            f"pp={layout.pp} does not divide num_hidden_layers={model.num_hidden_layers} (megatron)"
+        ),
     ),
     Rule(
         "Megatron-FSDP without ZeRO-3 reshards always",
         lambda model, job, cluster, layout: (layout.structure.zero < 3) & (not layout.structure.reshard),
-        lambda model, job, cluster, layout: f"--no-reshard needs --zero 3; with zero={layout.structure.zero} megatron gathers nothing to reshard",
+        lambda model, job, cluster, layout: (
+            f"--no-reshard needs --zero 3; with zero={layout.structure.zero} megatron gathers nothing to reshard"
+        ),
     ),
 )
 

@@ -1,6 +1,8 @@
-"""Plain PyTorch 2.13: `fully_shard` on each layer and on the root, DTensor tensor parallelism, eager kernels as its CPU build has them.
+"""Plain PyTorch 2.13: `fully_shard` on each layer and on the root, DTensor tensor parallelism, eager kernels as its CPU
+build has them.
 
-The conventions that recorded PyTorch steps follow to the byte; `verify` will run them. DDP's buckets are not stated yet.
+The conventions that recorded PyTorch steps follow to the byte; `verify` will run them. DDP's buckets are not stated
+yet.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         loss_parallel=False,
         loss_reductions=3,
         recompute_stops_early=True,
-        selective_keeps=frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "attention", "reduce_scatter", "all_reduce"}),
+        selective_keeps=frozenset(
+            {"wq", "wk", "wv", "wo", "gate", "up", "down", "attention", "reduce_scatter", "all_reduce"}
+        ),
         grads_resident=False,
         step_keeps_logits=True,
         rope_in_forward=True,
@@ -35,11 +39,16 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
 
 
 RULES = (
-    zero_rule("torch", (0, 3), "there is no engine for ZeRO-2, and ZeroRedundancyOptimizer (ZeRO-1) is not modelled yet"),
+    zero_rule(
+        "torch", (0, 3), "there is no engine for ZeRO-2, and ZeroRedundancyOptimizer (ZeRO-1) is not modelled yet"
+    ),
     Rule(
         "torch's DDP is not modelled yet",
         lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.data_ranks > 1),
-        lambda model, job, cluster, layout: f"zero=0 over {layout.data_ranks} data ranks is DDP, whose buckets are not modelled yet (torch); use --zero 3",
+        lambda model, job, cluster, layout: (
+            f"zero=0 over {layout.data_ranks} data ranks is DDP, whose buckets are not modelled yet (torch): "
+            "use --zero 3"
+        ),
     ),
 )
 

@@ -1,9 +1,9 @@
 """torchtitan: FSDP2 around DTensor tensor parallelism and torch.distributed.pipelining.
 
-Read at torchtitan b5bcd76 (August 2026): parallelize.py (units: embedding, each layer, norm and head), pipeline_parallel.py (layers of
-a stage), activation_checkpoint.py (selective: every second matmul, attention and reduce-scatters are kept), config/configs.py.
-Parameters are fp32 shards, gathered and computed in bf16, reduced in fp32. nn.RMSNorm is one kernel on CUDA; the rest is eager
-unless compiled. The optimizer is fused.
+Read at torchtitan b5bcd76 (August 2026): parallelize.py (units: embedding, each layer, norm and head),
+pipeline_parallel.py (layers of a stage), activation_checkpoint.py (selective: every second matmul, attention and
+reduce-scatters are kept), config/configs.py. Parameters are fp32 shards, gathered and computed in bf16, reduced in
+fp32. nn.RMSNorm is one kernel on CUDA; the rest is eager unless compiled. The optimizer is fused.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from nanum.rules import Rule
 
 
 def fsdp_numerics(job: Job) -> Numerics:
-    """fp32 shards, states and reductions; computed in the job's precision. AdamW keeps two states, SGD with momentum one."""
-    return Numerics("fp32", job.precision, "fp32", {"adamw": 8, "sgd": 4}[job.optimizer], {"adamw": 4, "sgd": 0}[job.optimizer])
+    """fp32 shards, states and reductions; computed in the job's precision. AdamW keeps two states, SGD with momentum
+    one.
+    """
+    return Numerics(
+        "fp32", job.precision, "fp32", {"adamw": 8, "sgd": 4}[job.optimizer], {"adamw": 4, "sgd": 0}[job.optimizer]
+    )
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
@@ -54,23 +58,33 @@ def where_pipelined(pp: Any, uneven: Any, whole: int) -> Any:
 
 
 RULES = (
-    zero_rule("torchtitan", (0, 3), "FSDP2 is ZeRO-3 (--zero 3, with --reshard or --no-reshard), and --dp-shard 1 is plain data parallel"),
+    zero_rule(
+        "torchtitan",
+        (0, 3),
+        "FSDP2 is ZeRO-3 (--zero 3, with --reshard or --no-reshard), and --dp-shard 1 is plain data parallel",
+    ),
     Rule(
         "zero 0 with dp_shard > 1",
         lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.dp_shard * layout.cp > 1),
-        lambda model, job, cluster, layout: f"zero=0 shards nothing, but dp_shard={layout.dp_shard}: use dp_replicate (torchtitan)",
+        lambda model, job, cluster, layout: (
+            f"zero=0 shards nothing, but dp_shard={layout.dp_shard}: use dp_replicate (torchtitan)"
+        ),
     ),
     Rule(
         "torchtitan does not tie embeddings across a pipeline",
         lambda model, job, cluster, layout: (layout.pp > 1) & model.tie_word_embeddings,
-        lambda model, job, cluster, layout: f"{model.name} ties its embeddings, which torchtitan refuses with pp={layout.pp}",
+        lambda model, job, cluster, layout: (
+            f"{model.name} ties its embeddings, which torchtitan refuses with pp={layout.pp}"
+        ),
     ),
     Rule(
         "1F1B needs as many micro-batches as stages (torch)",
-        lambda model, job, cluster, layout: job.global_batch_size // (layout.micro_batch_size * layout.data_ranks) < layout.pp,
         lambda model, job, cluster, layout: (
-            f"pp={layout.pp} needs at least {layout.pp} micro-batches; global_batch_size={job.global_batch_size} over {layout.data_ranks} "
-            f"data ranks of micro_batch_size={layout.micro_batch_size} makes "
+            job.global_batch_size // (layout.micro_batch_size * layout.data_ranks) < layout.pp
+        ),
+        lambda model, job, cluster, layout: (
+            f"pp={layout.pp} needs at least {layout.pp} micro-batches; "
+            f"global_batch_size={job.global_batch_size} over {layout.data_ranks} data ranks of micro_batch_size={layout.micro_batch_size} makes "
             f"{job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)} (torch.distributed.pipelining)"
         ),
     ),

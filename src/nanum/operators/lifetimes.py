@@ -1,6 +1,8 @@
-"""Who is held when: a tensor from its first write to its last use. What forward writes and backward reads is thereby saved.
+"""Who is held when: a tensor from its first write to its last use. What forward writes and backward reads is thereby
+saved.
 
-Recompute is the forward pass again with dead code eliminated: what is not kept is written once more at the start of backward.
+Recompute is the forward pass again with dead code eliminated: what is not kept is written once more at the start of
+backward.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from nanum.sharding import Shapes, Tensor
 def lifetimes(
     shapes: Shapes, ops: Sequence[Op], born: Mapping[Tensor, int | None], last: Mapping[Tensor, int | None]
 ) -> tuple[Node, ...]:
-    """The operations with what they hold and release. `born` and `last` fix what enters or leaves the scope (None: held elsewhere).
+    """The operations with what they hold and release. `born` and `last` fix what enters or leaves the scope (None: held
+    elsewhere).
 
     Raises ValueError where an operation reads what is written later.
     """
@@ -49,16 +52,21 @@ def lifetimes(
     return tuple(nodes)
 
 
-def recomputed(forward: Sequence[Op], backward: Sequence[Op], keeps: frozenset[str] | None, *, stops_early: bool) -> list[Op]:
-    """The forward operations to run again before `backward`, where only outputs of operations named in `keeps` were kept.
+def recomputed(
+    forward: Sequence[Op], backward: Sequence[Op], keeps: frozenset[str] | None, *, stops_early: bool
+) -> list[Op]:
+    """The forward operations to run again before `backward`, where only outputs of operations named in `keeps` were
+    kept.
 
-    `keeps` None keeps everything but what is inside the attention core, which is run again whole though its result was kept.
-    A run that `stops_early` ends at the last tensor that backward reads; otherwise a full one runs to its end.
+    `keeps` None keeps everything but what is inside the attention core, which is run again whole though its result was
+    kept. A run that `stops_early` ends at the last tensor that backward reads; otherwise a full one runs to its end.
     """
     used = {t for op in backward for t in op.reads}
     kept = {t for op in forward if _keeps(op, keeps) for t in op.writes}
     if not keeps and keeps is not None:  # full: nothing is kept
-        stop = max(i for i, op in enumerate(forward) if used.intersection(op.writes)) + 1 if stops_early else len(forward)
+        stop = (
+            max(i for i, op in enumerate(forward) if used.intersection(op.writes)) + 1 if stops_early else len(forward)
+        )
         frames = tuple(t for op in forward[stop:] if not op.writes for t in op.reads)  # freed when the run is stopped
         again = [*forward[:stop], Op("stop", frames, ())] if frames else list(forward[:stop])
     else:
@@ -71,7 +79,10 @@ def recomputed(forward: Sequence[Op], backward: Sequence[Op], keeps: frozenset[s
                 chosen.append(replace(op, writes=tuple(t.like() if t in kept and op in core else t for t in op.writes)))
                 needed |= {t for t in op.reads if t not in kept}
         again = chosen[::-1]
-    return [op if op.node is None or isinstance(op.node, Mark) else replace(op, node=replace(op.node, phase="recompute")) for op in again]
+    return [
+        op if op.node is None or isinstance(op.node, Mark) else replace(op, node=replace(op.node, phase="recompute"))
+        for op in again
+    ]
 
 
 def _keeps(op: Op, keeps: frozenset[str] | None) -> bool:
@@ -85,7 +96,7 @@ def split_step(
     forward: Sequence[Op],
     backward: Sequence[Op],
     *,
-    keeps: frozenset[str] | None | str,
+    keeps: frozenset[str] | str | None,
     stops_early: bool,
     enters: Iterable[Tensor] = (),
     leaves: Iterable[Tensor] = (),
@@ -95,8 +106,8 @@ def split_step(
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """Forward and backward of one body as Program nodes.
 
-    `enters` are owned from the first operation, `leaves` handed out after the last; `stays_on` is not released by backward (a
-    weight's gradient, the logits that a caller's frame holds). `keeps` is "all", or as in `recomputed`.
+    `enters` are owned from the first operation, `leaves` handed out after the last; `stays_on` is not released by
+    backward (a weight's gradient, the logits that a caller's frame holds). `keeps` is "all", or as in `recomputed`.
     """
     enters, leaves, enters_back, leaves_back = (tuple(x) for x in (enters, leaves, enters_back, leaves_back))
     again: list[Op] = []
@@ -109,13 +120,17 @@ def split_step(
         back[end] = replace(back[end], reads=(*back[end].reads, *enters))
     written = {t for op in forward for t in op.writes} | set(enters)
     again_written = {t for op in again for t in op.writes}
-    saved = {t for op in back for t in op.reads if t in written and t not in again_written} | {t for t in stays_on if t in written}
-    ahead: dict[Tensor, Any] = {t: None for t in saved}
-    f = lifetimes(shapes, forward, {t: 0 for t in enters}, {**{t: len(forward) - 1 for t in leaves if t not in saved}, **ahead})
+    saved = {t for op in back for t in op.reads if t in written and t not in again_written} | {
+        t for t in stays_on if t in written
+    }
+    ahead: dict[Tensor, Any] = dict.fromkeys(saved)
+    f = lifetimes(
+        shapes, forward, dict.fromkeys(enters, 0), {**{t: len(forward) - 1 for t in leaves if t not in saved}, **ahead}
+    )
     b = lifetimes(
         shapes,
         back,
-        {**ahead, **{t: 0 for t in enters_back}},
-        {**{t: len(back) - 1 for t in leaves_back}, **{t: None for t in stays_on}},
+        {**ahead, **dict.fromkeys(enters_back, 0)},
+        {**{t: len(back) - 1 for t in leaves_back}, **dict.fromkeys(stays_on)},
     )
     return f, b

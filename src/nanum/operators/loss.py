@@ -1,4 +1,6 @@
-"""Cross-entropy over the vocabulary: eager fp32 kernels, one fused kernel, or a loss whose logits stay split over the vocabulary."""
+"""Cross-entropy over the vocabulary: eager fp32 kernels, one fused kernel, or a loss whose logits stay split over the
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def cross_entropy(t: Tape, logits: Tensor) -> None:
 
 
 def _eager(t: Tape, logits: Tensor) -> None:
-    """`F.cross_entropy(logits.float())`: an fp32 copy until it returns, log-softmax saved, two fp32 gradients: 14 bytes a bf16 logit."""
+    """`F.cross_entropy(logits.float())`: an fp32 copy until it returns, log-softmax saved, two fp32 gradients: 14 bytes
+    a bf16 logit.
+    """
     k = t.kernel
     loss, weight, seed = (t.buffer(name, 4) for name in ("loss", "weight", "seed"))
     wide = k("to_float", (logits,), logits, "fp32") if t.half else logits
@@ -56,9 +60,10 @@ def _fused(t: Tape, logits: Tensor) -> None:
 
 
 def _vocab_parallel(t: Tape, logits: Tensor) -> None:
-    """Three fp32 [B, S] sums over the vocabulary's ranks (the largest logit, the target's, the sum of exponentials); the fp32
-    softmax is kept, and becomes its own gradient in place (Megatron-LM core/tensor_parallel/cross_entropy.py; DTensor's
-    loss_parallel exchanges the same)."""
+    """Three fp32 [B, S] sums over the vocabulary's ranks (the largest logit, the target's, the sum of exponentials);
+    the fp32 softmax is kept, and becomes its own gradient in place (Megatron-LM core/tensor_parallel/cross_entropy.py;
+    DTensor's loss_parallel exchanges the same).
+    """
     loss, seed = (t.buffer(name, 4) for name in ("loss", "seed"))
     wide = t.kernel("to_float", (logits,), logits, "fp32") if t.half else logits
     rows = {d: axes for d, axes in logits.split.items() if d != "V"}

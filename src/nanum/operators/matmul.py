@@ -7,14 +7,28 @@ from nanum.sharding import Split, Tensor
 
 
 def linear(
-    t: Tape, x: Tensor, name: str, w_dims: tuple[str, str], w_split: Split, dims: tuple[str, ...], want: Split, *, bias: bool = False, weight: Tensor | None = None
+    t: Tape,
+    x: Tensor,
+    name: str,
+    w_dims: tuple[str, str],
+    w_split: Split,
+    dims: tuple[str, ...],
+    want: Split,
+    *,
+    bias: bool = False,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """`y[dims] = x . W`, resharded to `want`. `w_dims` is (out, in), as PyTorch stores a weight.
 
-    A bias split like the output is added by the matmul's epilogue; where the output is a pending sum it is added after the sum.
+    A bias split like the output is added by the matmul's epilogue; where the output is a pending sum it is added after
+    the sum.
     """
     w = weight or t.weight(name, w_dims, w_split)
-    b = t.weight(name + "_bias", w_dims[:1], {w_dims[0]: w_split[w_dims[0]]} if w_dims[0] in w_split else {}) if bias else None
+    b = (
+        t.weight(name + "_bias", w_dims[:1], {w_dims[0]: w_split[w_dims[0]]} if w_dims[0] in w_split else {})
+        if bias
+        else None
+    )
     raw = t.product(name, x, w, dims, want)
     y = t.move(raw, want)
 
@@ -36,7 +50,9 @@ def linear(
 
 
 def embedding(t: Tape, ids: Tensor, name: str, rows: str, want: Split, *, split_rows: bool = True) -> Tensor:
-    """Rows of a table: a product with a one-hot operand, which no rank needs to gather. Split over the rows, it is a pending sum."""
+    """Rows of a table: a product with a one-hot operand, which no rank needs to gather. Split over the rows, it is a
+    pending sum.
+    """
     w = t.weight(name, (rows, "D"), {rows: t.tp} if split_rows and t.tp else {})
     y = t.move(t.product(name, ids, w, ("B", "S", "D"), want), want)
 

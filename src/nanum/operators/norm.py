@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm. Fused: the input and its statistics are saved. Eager RMSNorm saves two fp32 tensors instead."""
+"""RMSNorm and LayerNorm. Fused: the input and its statistics are saved. Eager RMSNorm saves two fp32 tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from nanum.sharding import Tensor
 
 
 def norm(t: Tape, x: Tensor, name: str, kind: str) -> Tensor:
-    """PyTorch's LayerNorm is one kernel everywhere; its RMSNorm is one where the engine says so, else a chain of fp32 kernels."""
+    """PyTorch's LayerNorm is one kernel everywhere; its RMSNorm is one where the engine says so, else a chain of fp32
+    kernels.
+    """
     if kind == "layer_norm" or "norm" in t.conventions.fused:
         return _fused(t, x, name, means=kind == "layer_norm")
     return _eager_rms(t, x, name)

@@ -1,7 +1,8 @@
 """A tape records a forward pass, and replays it backwards.
 
-`move` turns the reshards of `nanum.sharding` into collectives; `grad` adds up what arrives for a tensor; `run_backward` emits the
-transpose. Which tensors are held when is not decided here: it is read off what each operation reads and writes.
+`move` turns the reshards of `nanum.sharding` into collectives; `grad` adds up what arrives for a tensor; `run_backward`
+emits the transpose. Which tensors are held when is not decided here: it is read off what each operation reads and
+writes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Op:
     node: Compute | Collective | Mark | None = None
 
 
-def collective(shapes: Shapes, kind: str, axes: tuple[str, ...], before: Tensor, after: Tensor, phase: Phase, what: str) -> Collective:
+def collective(
+    shapes: Shapes, kind: str, axes: tuple[str, ...], before: Tensor, after: Tensor, phase: Phase, what: str
+) -> Collective:
     """The Program's node for one move. Payload: the whole buffer of a gather or a scatter, the input of the others."""
     n = shapes.ranks(axes)
     if kind == "reduce_scatter":
@@ -72,7 +75,12 @@ class Tape:
         return ITEMSIZE[self.dtype] < 4
 
     def emit(
-        self, name: str, reads: Iterable[Tensor], writes: Iterable[Tensor], flops: Any = 0.0, shape: tuple[Any, ...] = ()
+        self,
+        name: str,
+        reads: Iterable[Tensor],
+        writes: Iterable[Tensor],
+        flops: Any = 0.0,
+        shape: tuple[Any, ...] = (),
     ) -> None:
         reads, writes = tuple(reads), tuple(writes)
         moved: Any = 0
@@ -114,8 +122,16 @@ class Tape:
         return new
 
     def _exchange(self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor) -> None:
-        what = source.category if source.category in ("params", "grads") else "loss" if source.dtype == "fp32" and self.half else "activations"
-        node = collective(self.shapes, kind, axes, before, after, self._phase, "loss" if source.name.startswith("loss") else what)
+        what = (
+            source.category
+            if source.category in ("params", "grads")
+            else "loss"
+            if source.dtype == "fp32" and self.half
+            else "activations"
+        )
+        node = collective(
+            self.shapes, kind, axes, before, after, self._phase, "loss" if source.name.startswith("loss") else what
+        )
         if not self.conventions.dtensor or kind in ("all_reduce", "all_to_all") or what in ("params", "grads"):
             self.ops.append(Op(kind, (source,), (after,), node))
             return
@@ -130,14 +146,24 @@ class Tape:
         self.emit("copy", (raw,), (after,))
 
     def product(
-        self, name: str, a: Tensor, b: Tensor, dims: tuple[str, ...], want: Split, *, category: str = "activations", size: Any = None
+        self,
+        name: str,
+        a: Tensor,
+        b: Tensor,
+        dims: tuple[str, ...],
+        want: Split,
+        *,
+        category: str = "activations",
+        size: Any = None,
     ) -> Tensor:
         """`a . b` as the rules lay it; the result may be a pending sum."""
         rule = contract(a, b, dims, want)
         a, b = self.move(a, rule.left), self.move(b, rule.right)
         out = Tensor(name, dims, rule.split, self.dtype, rule.partial, category, size=size)
         if a.dtype == "onehot":  # a look-up, not a matmul: it touches as many rows as it writes
-            self.ops.append(Op(name, (a, b), (out,), Compute(name, self._phase, 0.0, 2 * self.shapes.bytes(out), self.dtype)))
+            self.ops.append(
+                Op(name, (a, b), (out,), Compute(name, self._phase, 0.0, 2 * self.shapes.bytes(out), self.dtype))
+            )
             return out
         kept_a = tuple(d for d in a.dims if d in dims)
         kept_b = tuple(d for d in b.dims if d in dims)
@@ -162,7 +188,9 @@ class Tape:
         arrived.append(g)
 
     def grad(self, t: Tensor) -> Tensor:
-        """The gradient of `t`, in t's own layout. Sums are linear: pending ones were added first, and are carried out once."""
+        """The gradient of `t`, in t's own layout. Sums are linear: pending ones were added first, and are carried out
+        once.
+        """
         moved = [self.move(g, t.split) for g in self._grads.pop(t)]
         total = moved[0]
         for g in moved[1:]:
@@ -177,7 +205,9 @@ class Tape:
         return out
 
     def set_weight_grad(self, w: Tensor, dw: Tensor) -> None:
-        """Sums over tp (of norm weights under sequence parallelism) are carried out now, or left pending, as the engine does."""
+        """Sums over tp (of norm weights under sequence parallelism) are carried out now, or left pending, as the engine
+        does.
+        """
         if self.conventions.tp_grads_at_once:
             dw = self.move(dw, dw.split, only=("tp",))
         self.weight_grads[w] = dw
@@ -189,7 +219,9 @@ class Tape:
         """Emit the transpose. What forward gathered is used again, unless the engine keeps only the shard."""
         self._phase = "backward"
         if self.conventions.regather:
-            self._moved = {k: new for k, new in self._moved.items() if not places(k[0].split).keys() - places(new.split).keys()}
+            self._moved = {
+                k: new for k, new in self._moved.items() if not places(k[0].split).keys() - places(new.split).keys()
+            }
         for transpose in reversed(self._transposes):
             transpose()
 
@@ -202,7 +234,9 @@ class Tape:
         return w
 
     def grad_of_weight(self, w: Tensor, over: Tensor) -> Tensor:
-        """An unreduced gradient of a weight that every token used: a pending sum over the axes that split `over`'s tokens."""
+        """An unreduced gradient of a weight that every token used: a pending sum over the axes that split `over`'s
+        tokens.
+        """
         axes = tuple(a for d in ("B", "S") for a in over.split.get(d, ()) if a not in places(w.split))
         return Tensor("d_" + w.name, w.dims, w.split, self.dtype, axes, "grads", size=self.accumulated)
 

@@ -1,7 +1,7 @@
 """The parts of one pipeline stage in order (embedding?, layers, head?), each with its place and its neighbours.
 
-Layers repeat, but what crosses a border differs at the two ends, so the first and the last are peeled off. A stage of a single
-layer is its last; its first and its middle then occur zero times.
+Layers repeat, but what crosses a border differs at the two ends, so the first and the last are peeled off. A stage of a
+single layer is its last; its first and its middle then occur zero times.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Around = Callable[[Place], tuple[list[Node], list[Node]]]
 class Stage:
     """What one pipeline stage holds, or an array of the distinct ones; where it is in the pipeline is not its affair.
 
-    `embeds` and `heads` are 0 or 1, `onward` is 1 where its output is sent on, and `back` where its input's gradient is. `at` takes
-    an array over bodies to one over stages.
+    `embeds` and `heads` are 0 or 1, `onward` is 1 where its output is sent on, and `back` where its input's gradient
+    is. `at` takes an array over bodies to one over stages.
     """
 
     layers: Any
@@ -67,10 +67,10 @@ class Chain:
     def body(self, place: Place) -> Body:
         return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
 
-    def _run(
-        self, places: tuple[Place, ...], direction: Literal["forward", "backward"], around: Around
-    ) -> list[Node]:
-        """Each part between what an engine does before and after it. What is handed from part to part is held meanwhile."""
+    def _run(self, places: tuple[Place, ...], direction: Literal["forward", "backward"], around: Around) -> list[Node]:
+        """Each part between what an engine does before and after it. What is handed from part to part is held
+        meanwhile.
+        """
         nodes: list[Node] = []
         for place in places:
             enter, leave = around(place)
@@ -90,13 +90,19 @@ class Chain:
         return [Held("activations", size, "handed on"), *nodes, Held("activations", -size)]
 
     def forward(self, around: Around, finish: list[Node]) -> list[Node]:
-        """Forward through the parts; `around(place)` gives what an engine does before and after one, `finish` what it does before
-        the loss."""
+        """Forward through the parts; `around(place)` gives what an engine does before and after one, `finish` what it
+        does before the loss.
+        """
         frame = self.frame_bytes * self.stage.embeds
         nodes = self._run(("embedding",), "forward", around)
         nodes.append(Held("activations", frame, "the model's frame"))
         nodes += self._run(("first", "middle", "last", "head"), "forward", around)
-        return [*nodes, Held("activations", -frame), *finish, Repeat(self.stage.heads, (Repeat(1, self.head.loss, self.stage.at),))]
+        return [
+            *nodes,
+            Held("activations", -frame),
+            *finish,
+            Repeat(self.stage.heads, (Repeat(1, self.head.loss, self.stage.at),)),
+        ]
 
     def backward(self, begin: list[Node], around: Around) -> list[Node]:
         """Backward through the parts; `begin` is what an engine does once the loss's gradient is there."""

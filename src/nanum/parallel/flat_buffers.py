@@ -1,10 +1,11 @@
-"""Megatron's data parallelism: parameters and fp32 gradients in contiguous buffers, and a distributed optimizer over them.
+"""Megatron's data parallelism: parameters and fp32 gradients in contiguous buffers, and a distributed optimizer over
+them.
 
 Conventions of Megatron-LM (core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py; core 0.20):
-gradients of all micro-batches are added into one fp32 buffer, and exchanged during the last backward, bucket by bucket; ZeRO-1's
-gathers of the updated parameters overlap the next step's first forward, which is here this step's own. ZeRO-2 and 3 are
-Megatron-FSDP's `optim_grads` and `optim_grads_params`: what is stored split must be reduced, or gathered, in each micro-batch.
-A buffer is cut as one flat dim, whatever tensors it holds.
+gradients of all micro-batches are added into one fp32 buffer, and exchanged during the last backward, bucket by bucket;
+ZeRO-1's gathers of the updated parameters overlap the next step's first forward, which is here this step's own. ZeRO-2
+and 3 are Megatron-FSDP's `optim_grads` and `optim_grads_params`: what is stored split must be reduced, or gathered, in
+each micro-batch. A buffer is cut as one flat dim, whatever tensors it holds.
 """
 
 from __future__ import annotations
@@ -56,9 +57,12 @@ class Buffer:
         )
 
 
-def buffer(shapes: Shapes, weights: Iterable[Tensor], grads: Mapping[Tensor, Tensor], conventions: Conventions, zero: int) -> Buffer:
-    """The exchanges are derived from the flat dim's splits: gradients are a pending sum over the data ranks, wanted split where ZeRO
-    keeps the optimizer states (or the gradients) split, whole otherwise."""
+def buffer(
+    shapes: Shapes, weights: Iterable[Tensor], grads: Mapping[Tensor, Tensor], conventions: Conventions, zero: int
+) -> Buffer:
+    """The exchanges are derived from the flat dim's splits: gradients are a pending sum over the data ranks, wanted
+    split where ZeRO keeps the optimizer states (or the gradients) split, whole otherwise.
+    """
     n = conventions.numerics
     elements: Any = 0
     transient: Any = 0
@@ -99,7 +103,11 @@ class FlatBuffers:
         return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
 
     def _total(self, field: str) -> Any:
-        return self.chain.stage.layers * getattr(self.layer, field) + getattr(self.embedding, field) + getattr(self.head, field)
+        return (
+            self.chain.stage.layers * getattr(self.layer, field)
+            + getattr(self.embedding, field)
+            + getattr(self.head, field)
+        )
 
     def resident(self) -> list[Node]:
         n, zero = self.conventions.numerics, self.structure.zero
@@ -129,10 +137,19 @@ class FlatBuffers:
         templates = [template] if template else list(self.layer.reduce) if which == "reduce" else []
         if not self.conventions.bucket_elements or self.structure.zero >= 2:
             return []
-        count = buckets(self.chain, self.embedding, self.layer, self.head, self.conventions.bucket_elements, self.data_ranks)
+        count = buckets(
+            self.chain, self.embedding, self.layer, self.head, self.conventions.bucket_elements, self.data_ranks
+        )
         stream = STREAM if self.conventions.overlaps_data_parallel else None
         return [
-            replace(c, calls=(c.group_size > 1) * count, payload_bytes=c.payload_bytes * 0, wire_bytes=c.wire_bytes * 0, stream=stream, ticket=which)
+            replace(
+                c,
+                calls=(c.group_size > 1) * count,
+                payload_bytes=c.payload_bytes * 0,
+                wire_bytes=c.wire_bytes * 0,
+                stream=stream,
+                ticket=which,
+            )
             for c in templates
         ]
 
@@ -164,7 +181,10 @@ class FlatBuffers:
             enter: list[Node] = []
             leave: list[Node] = []
             if zero == 3 and self.structure.reshard:
-                enter += [held("params", self._gathered(b), "gathered parameters"), *self._exchange(b.gather, "gather", "backward")]
+                enter += [
+                    held("params", self._gathered(b), "gathered parameters"),
+                    *self._exchange(b.gather, "gather", "backward"),
+                ]
                 enter.append(Wait(STREAM, "gather"))
             if zero == 3:
                 leave.append(held("params", -self._gathered(b)))
@@ -173,7 +193,10 @@ class FlatBuffers:
                 leave += [node for c in b.reduce if reduces for node in self._exchange(c, "reduce")]
             else:
                 size = b.elements * ITEMSIZE[n.grad_dtype]
-                leave += [held("buffers", size, "input of the reduction"), copy("copy_in", "backward", size, n.grad_dtype)]
+                leave += [
+                    held("buffers", size, "input of the reduction"),
+                    copy("copy_in", "backward", size, n.grad_dtype),
+                ]
                 leave += [held("grads", -b.transient_grads_bytes)]
                 leave += [node for c in b.reduce for node in self._exchange(c, "reduce")]
                 leave += [held("buffers", -size)]
@@ -194,7 +217,17 @@ class FlatBuffers:
             tp = self.chain.tp
             size = pending * ITEMSIZE[n.grad_dtype]
             nodes.append(
-                Collective("all_reduce", ("tp",), "optimizer", "grads", n.grad_dtype, tp, (tp > 1) * 1, size * (tp > 1), size * 2 * (tp - 1) // tp)
+                Collective(
+                    "all_reduce",
+                    ("tp",),
+                    "optimizer",
+                    "grads",
+                    n.grad_dtype,
+                    tp,
+                    (tp > 1) * 1,
+                    size * (tp > 1),
+                    size * 2 * (tp - 1) // tp,
+                )
             )
         if self.chain.tied_elements is not None and self.structure.pipelined:
             # The two copies of a tied embedding add their gradients, on the first and the last stage.
@@ -208,7 +241,15 @@ class FlatBuffers:
             for place, times in (("embedding", 1), ("last", stage.layers), ("head", 1)):
                 c = self._buffer(place).gather  # type: ignore[arg-type]
                 if c:
-                    nodes.append(replace(c, phase="optimizer", calls=c.calls * times, payload_bytes=c.payload_bytes * times, wire_bytes=c.wire_bytes * times))
+                    nodes.append(
+                        replace(
+                            c,
+                            phase="optimizer",
+                            calls=c.calls * times,
+                            payload_bytes=c.payload_bytes * times,
+                            wire_bytes=c.wire_bytes * times,
+                        )
+                    )
         return nodes
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
@@ -220,8 +261,12 @@ class FlatBuffers:
 
 # --- buckets ---------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=4096)
-def _bucket_count(embedding: tuple[int, ...], layer: tuple[int, ...], layers: int, head: tuple[int, ...], least_elements: int) -> int:
-    """Buckets are filled with whole tensors in the order in which gradients become ready, and closed once they are large enough."""
+def _bucket_count(
+    embedding: tuple[int, ...], layer: tuple[int, ...], layers: int, head: tuple[int, ...], least_elements: int
+) -> int:
+    """Buckets are filled with whole tensors in the order in which gradients become ready, and closed once they are
+    large enough.
+    """
     count = filled = 0
     for size in (*reversed(head), *tuple(reversed(layer)) * layers, *reversed(embedding)):
         filled += size
@@ -246,9 +291,10 @@ def buckets(chain: Chain, embedding: Buffer, layer: Buffer, head: Buffer, least_
     _, inverse = distinct((stage.layers, stage.embeds, stage.heads, chain.tp, least))
     _, first = np.unique(inverse, return_index=True)
 
-
     def pick(q: Any, i: int) -> Any:
         return q[i] if isinstance(q, np.ndarray) and q.ndim else q
 
     sizes = ([tuple(pick(q, i) for q in part) for part in parts] for i in first)
-    return np.array([count(pick(stage.layers, i), pick(least, i), *of) for i, of in zip(first, sizes, strict=True)])[inverse]
+    return np.array([count(pick(stage.layers, i), pick(least, i), *of) for i, of in zip(first, sizes, strict=True)])[
+        inverse
+    ]

@@ -1,13 +1,15 @@
 """FSDP2: weights stored as shards, gathered a unit at a time, and what its buffers hold meanwhile.
 
 Conventions of `torch.distributed.fsdp.fully_shard` (PyTorch 2.13: `_fsdp_param_group.py`, `_fsdp_collectives.py`):
-- a gather needs a cast of the shard, a flat output, and its copy-out, the parameters. The flat output lives until the next unit has
-  copied out, so a unit is there twice, and for a moment three are there;
+- a gather needs a cast of the shard, a flat output, and its copy-out, the parameters. The flat output lives until the
+  next unit has copied out, so a unit is there twice, and for a moment three are there;
 - in backward the next unit is gathered as soon as this one has copied out;
-- after a unit's backward its parameters go, then the previous reduction's input, then this one's comes, then the unreduced gradients
-  go (the last of them only after the reduction is issued) and the shard, which is `.grad`, comes;
-- without pipeline stages every micro-batch gathers and reduces. Under a pipeline (`stage.py` of torch.distributed.pipelining) only
-  the last backward reduces and reshards, the others add into unsharded gradients in the reduce dtype.
+- after a unit's backward its parameters go, then the previous reduction's input, then this one's comes, then the
+  unreduced gradients go (the last of them only after the reduction is issued) and the shard, which is `.grad`, comes;
+- without pipeline stages every micro-batch gathers and reduces. Under a pipeline (`stage.py` of
+  torch.distributed.pipelining) only the last backward reduces and reshards, the others add into unsharded gradients in
+  the reduce dtype.
+
 On a GPU, gathers are issued one unit ahead on a stream of their own, and awaited where they are copied out.
 """
 
@@ -16,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nanum.arrays import where
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
-from nanum.arrays import where
 from nanum.parallel.chain import Chain, Place
 from nanum.parallel.units import Unit
 from nanum.program import Category, Collective, Compute, Held, Node, Phase, Wait
@@ -37,7 +39,9 @@ def copy(name: str, phase: Phase, size: Any, dtype: str) -> Compute:
 
 @dataclass(frozen=True, eq=False)
 class FullyShard:
-    """`embedding` and `head` are units where `conventions.units` is "ends"; where it is "root" they are one, of which `head` is empty."""
+    """`embedding` and `head` are units where `conventions.units` is "ends"; where it is "root" they are one, of which
+    `head` is empty.
+    """
 
     chain: Chain
     conventions: Conventions
@@ -62,7 +66,11 @@ class FullyShard:
         return self.head if place == "head" else self.layer
 
     def _total(self, field: str) -> Any:
-        return self.chain.stage.layers * getattr(self.layer, field) + getattr(self.embedding, field) + getattr(self.head, field)
+        return (
+            self.chain.stage.layers * getattr(self.layer, field)
+            + getattr(self.embedding, field)
+            + getattr(self.head, field)
+        )
 
     # --- what is there for the whole run ----------------------------------------------------------------------------
     def resident(self) -> list[Node]:
@@ -83,14 +91,22 @@ class FullyShard:
         c = unit.gather
         return [
             replace(
-                c, phase=phase, stream=STREAM, ticket="gather",
-                calls=c.calls * presence, payload_bytes=c.payload_bytes * presence, wire_bytes=c.wire_bytes * presence,
-            )  # fmt: skip
+                c,
+                phase=phase,
+                stream=STREAM,
+                ticket="gather",
+                calls=c.calls * presence,
+                payload_bytes=c.payload_bytes * presence,
+                wire_bytes=c.wire_bytes * presence,
+            )
         ]
 
     def _flat(self, unit: Unit, presence: Any = 1) -> list[Node]:
         """The gather's buffers: the shard's cast while it is sent, and the flat output."""
-        cast = where(unit.gather_bytes > 0, unit.stored_elements * ITEMSIZE[self.conventions.numerics.compute_dtype], 0) * self._widens
+        cast = (
+            where(unit.gather_bytes > 0, unit.stored_elements * ITEMSIZE[self.conventions.numerics.compute_dtype], 0)
+            * self._widens
+        )
         cast = cast * presence
         return [
             held("buffers", cast, "cast of a shard"),
@@ -112,12 +128,16 @@ class FullyShard:
         to_layer = self._start(self.layer, phase, has_layers * 1)
         if phase == "forward":
             if place == "embedding":
-                return to_layer + ([] if self._root else self._start(self.head, phase, (self.chain.stage.layers == 0) * 1))
+                return to_layer + (
+                    [] if self._root else self._start(self.head, phase, (self.chain.stage.layers == 0) * 1)
+                )
             if place == "last":
                 return [] if self._root else self._start(self.head, phase)
             return self._start(self.layer, phase) if place in ("first", "middle") else []
         if place == "head":
-            return to_layer + ([] if self._root else self._start(self.embedding, phase, (self.chain.stage.layers == 0) * 1))
+            return to_layer + (
+                [] if self._root else self._start(self.embedding, phase, (self.chain.stage.layers == 0) * 1)
+            )
         if place == "first":
             return [] if self._root else self._start(self.embedding, phase)
         return self._start(self.layer, phase) if place in ("last", "middle") else []
@@ -164,18 +184,29 @@ class FullyShard:
         if self._root and self._freed("embedding"):
             finish.append(held("params", -self.embedding.weights_bytes))
         if gathers:
-            finish.append(held("buffers", -(last_flat if self._root else where(self.chain.stage.heads == 1, self.head.gather_bytes, last_flat))))
+            finish.append(
+                held(
+                    "buffers",
+                    -(
+                        last_flat
+                        if self._root
+                        else where(self.chain.stage.heads == 1, self.head.gather_bytes, last_flat)
+                    ),
+                )
+            )
         return [*begin, *self.chain.forward(around, finish)]
 
     def _freed(self, place: Place) -> bool:
-        """Does this end's unit reshard after forward? The root, or the head that backward needs first, only if told to."""
+        """Does this end's unit reshard after forward? The root, or the head that backward needs first, if told to."""
         if place == "embedding" and not self._root:
             return self.structure.reshard
         return self.structure.reshard and self.conventions.root_reshards
 
     # --- backward ---------------------------------------------------------------------------------------------------
     def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
-        """One micro-batch backward. `first` and `last` of a step: where gradients are made, and where a pipeline reduces them."""
+        """One micro-batch backward. `first` and `last` of a step: where gradients are made, and where a pipeline
+        reduces them.
+        """
         pipelined = self.structure.pipelined
         reduces = last or not pipelined
         gathers = gathers and self.structure.reshard
@@ -197,7 +228,11 @@ class FullyShard:
                 own = self._copy_out(u, "backward", u.gather_bytes)
             elif self._freed("head"):
                 own = [*self._start(u, "backward"), *self._flat(u), *self._copy_out(u, "backward", u.gather_bytes)]
-            return [*own, *self._next("head" if place == "embedding" and self._root else place, "backward"), *self._ahead(place)]
+            return [
+                *own,
+                *self._next("head" if place == "embedding" and self._root else place, "backward"),
+                *self._ahead(place),
+            ]
 
         def leave(place: Place) -> list[Node]:
             return self._finish(self._unit(place), before[place], first=first, reduces=reduces)

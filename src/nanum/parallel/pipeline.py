@@ -1,7 +1,7 @@
 """Pipeline parallel: which actions a stage does, in runs of like ones, and what crosses its borders.
 
-Whether an action must gather weights depends on the one before it: a forward leaves them resharded (or not), a backward of a
-pipeline leaves them gathered. Walking the order with that state yields PyTorch's m + 1 gathers a step.
+Whether an action must gather weights depends on the one before it: a forward leaves them resharded (or not), a backward
+of a pipeline leaves them gathered. Walking the order with that state yields PyTorch's m + 1 gathers a step.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nanum.arrays import most
 from nanum.conventions import Conventions
 from nanum.layout import Layout, Structure
-from nanum.arrays import most
 from nanum.parallel.chain import Chain
 from nanum.program import Collective, Held, Node, Repeat
 from nanum.schedule import runs
@@ -36,7 +36,9 @@ class DataParallel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of one stage. `actions` are its distinct actions by name, for the timeline; `program` is all of it, in order."""
+    """One step of one stage. `actions` are its distinct actions by name, for the timeline; `program` is all of it, in
+    order.
+    """
 
     resident: tuple[Node, ...]
     actions: Mapping[str, tuple[Node, ...]]
@@ -66,7 +68,10 @@ class Step:
 
     @property
     def program(self) -> tuple[Node, ...]:
-        body = [Repeat(rounds, tuple(Repeat(1, self.actions[name], self.at) for name in names)) for rounds, names in self.order]
+        body = [
+            Repeat(rounds, tuple(Repeat(1, self.actions[name], self.at) for name in names))
+            for rounds, names in self.order
+        ]
         return (Repeat(1, self.resident, self.at), *body, Repeat(1, self.optimizer, self.at))
 
 
@@ -117,8 +122,12 @@ class Actions(Mapping[str, tuple[Node, ...]]):
         return self._made[key]
 
 
-def step(chain: Chain, data: DataParallel, structure: Structure, conventions: Conventions, place: Place, layout: Layout) -> Step:
-    """The actions of a stage, and how often each occurs. Without a pipeline every forward gathers and every backward reduces."""
+def step(
+    chain: Chain, data: DataParallel, structure: Structure, conventions: Conventions, place: Place, layout: Layout
+) -> Step:
+    """The actions of a stage, and how often each occurs. Without a pipeline every forward gathers and every backward
+    reduces.
+    """
     stage = chain.stage
     end: list[Node] = [*data.optimizer(), Held("activations", -stage.take(chain.head.kept_bytes) * stage.heads)]
     send = _send(chain, "forward", (chain.pp > 1) * 1)
@@ -129,7 +138,9 @@ def step(chain: Chain, data: DataParallel, structure: Structure, conventions: Co
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where stages are in their pipelines: index, stages and micro-batches, ints or arrays over all stages of all layouts."""
+    """Where stages are in their pipelines: index, stages and micro-batches, ints or arrays over all stages of all
+    layouts.
+    """
 
     stage: Any
     pp: Any
@@ -161,7 +172,9 @@ def order(place: Place, structure: Structure) -> tuple[tuple[Any, tuple[str, ...
 def _forward(chain: Chain, nodes: list[Node], conventions: Conventions, *, first: bool) -> list[Node]:
     stage = chain.stage
     out = list(nodes)
-    if conventions.step_keeps_logits and not first:  # the frame's logits and loss of the micro-batch before are overwritten
+    if (
+        conventions.step_keeps_logits and not first
+    ):  # the frame's logits and loss of the micro-batch before are overwritten
         out.append(Held("activations", -stage.take(chain.head.kept_bytes) * stage.heads))
     if conventions.stage_keeps_output:
         out.append(Held("activations", chain.output_bytes * stage.onward, "stage output"))
@@ -180,4 +193,6 @@ def _backward(chain: Chain, nodes: list[Node], conventions: Conventions) -> list
 
 def _send(chain: Chain, phase: Any, presence: Any) -> Collective:
     size = chain.output_bytes * presence
-    return Collective("send", ("pp",), phase, "activations", chain.dtype, chain.pp, presence, size, size, "pipeline", "send")
+    return Collective(
+        "send", ("pp",), phase, "activations", chain.dtype, chain.pp, presence, size, size, "pipeline", "send"
+    )

@@ -24,12 +24,19 @@ class Replicated:
     head: Unit
 
     def _total(self, field: str) -> Any:
-        return self.chain.stage.layers * getattr(self.layer, field) + getattr(self.embedding, field) + getattr(self.head, field)
+        return (
+            self.chain.stage.layers * getattr(self.layer, field)
+            + getattr(self.embedding, field)
+            + getattr(self.head, field)
+        )
 
     def resident(self) -> list[Node]:
         n, elements = self.conventions.numerics, self._total("elements")
         states = elements * n.state_bytes + self._total("tensors") * n.state_bytes_per_tensor
-        return [held("params", elements * ITEMSIZE[n.param_dtype], "parameters"), held("optimizer_states", states, "optimizer states")]
+        return [
+            held("params", elements * ITEMSIZE[n.param_dtype], "parameters"),
+            held("optimizer_states", states, "optimizer states"),
+        ]
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
         return self.chain.forward(lambda place: ([], []), [])
@@ -39,13 +46,19 @@ class Replicated:
             size = {"embedding": self.embedding, "head": self.head}.get(place, self.layer).grads_bytes
             if first:
                 return [], []
-            return [], [copy("accumulate", "backward", size, self.conventions.numerics.compute_dtype), held("grads", -size)]
+            return [], [
+                copy("accumulate", "backward", size, self.conventions.numerics.compute_dtype),
+                held("grads", -size),
+            ]
 
         return self.chain.backward([], around)
 
     def optimizer(self) -> list[Node]:
         n, elements = self.conventions.numerics, self._total("elements")
-        grads, copies = self._total("grads_bytes"), 0 if "optimizer" in self.conventions.fused else elements * ITEMSIZE[n.param_dtype]
+        grads, copies = (
+            self._total("grads_bytes"),
+            0 if "optimizer" in self.conventions.fused else elements * ITEMSIZE[n.param_dtype],
+        )
         moved = 2 * elements * (ITEMSIZE[n.param_dtype] + n.state_bytes) + grads
         return [
             held("buffers", copies, "the optimizer's roots"),

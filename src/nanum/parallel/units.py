@@ -1,5 +1,6 @@
-"""Weights that are gathered and reduced together. The exchange of each is derived, weight by weight, from its two splits:
-how it is computed with, and how ZeRO stores it."""
+"""Weights that are gathered and reduced together. The exchange of each is derived, weight by weight, from its two
+splits: how it is computed with, and how ZeRO stores it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ class Unit:
             if c is None:
                 return None
             return replace(
-                c, group_size=take(c.group_size), calls=scale(c.calls), payload_bytes=scale(c.payload_bytes), wire_bytes=scale(c.wire_bytes)
+                c,
+                group_size=take(c.group_size),
+                calls=scale(c.calls),
+                payload_bytes=scale(c.payload_bytes),
+                wire_bytes=scale(c.wire_bytes),
             )
 
         reduce = tuple(r for r in map(scaled, self.reduce) if r is not None)
@@ -57,14 +62,18 @@ class Unit:
         )  # fmt: skip
 
     def __add__(self, other: Unit) -> Unit:
-        """One unit of both: the same exchanges, with the sum of their bytes. Its last gradient is the other's, where it has one."""
+        """One unit of both: the same exchanges, with the sum of their bytes. Its last gradient is the other's, where it
+        has one.
+        """
         return Unit(
             _joined(self.gather, other.gather),
             tuple(_add(a, b) for a, b in zip(self.reduce, other.reduce, strict=True)),
-            *(
-                getattr(self, f) + getattr(other, f)
-                for f in ("elements", "stored_elements", "tensors", "weights_bytes", "gather_bytes", "grads_bytes")
-            ),
+            self.elements + other.elements,
+            self.stored_elements + other.stored_elements,
+            self.tensors + other.tensors,
+            self.weights_bytes + other.weights_bytes,
+            self.gather_bytes + other.gather_bytes,
+            self.grads_bytes + other.grads_bytes,
             self.last_grad_bytes * (other.grads_bytes == 0) + other.last_grad_bytes,
             self.reduce_bytes + other.reduce_bytes,
             self.shard_bytes + other.shard_bytes,
@@ -85,7 +94,11 @@ def _add(a: Collective, b: Collective) -> Collective:
 
 
 def unit(
-    shapes: Shapes, weights: Iterable[Tensor], grads: Mapping[Tensor, Tensor], conventions: Conventions, phase: Phase = "backward"
+    shapes: Shapes,
+    weights: Iterable[Tensor],
+    grads: Mapping[Tensor, Tensor],
+    conventions: Conventions,
+    phase: Phase = "backward",
 ) -> Unit:
     """The unit of FSDP2: each weight is stored as a shard of its first dim, padded to equal shards."""
     weights = tuple(weights)

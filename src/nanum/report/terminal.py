@@ -50,7 +50,9 @@ def print_prediction(document: Document, console: Console, defaults: Sequence[st
     _body(document, console)
 
 
-def print_plan(document: Document, console: Console, defaults: Sequence[str] = (), asked: str = "MODEL CLUSTER") -> None:
+def print_plan(
+    document: Document, console: Console, defaults: Sequence[str] = (), asked: str = "MODEL CLUSTER"
+) -> None:
     """Print `plan`'s document: the ranking, why the first is first, what was left out, and the first in short.
 
     `asked` are the model and the cluster in the user's words."""
@@ -87,10 +89,8 @@ def print_plan(document: Document, console: Console, defaults: Sequence[str] = (
 
 def flags_of(document: Document) -> str:
     """The flags of `predict` that ask for a document's layout."""
-    at, words = document["layout"], []
-    for axis in AXES:
-        if axis == "dp_shard" or at[axis] != 1:
-            words.append(f"--{axis.replace('_', '-')} {at[axis]}")
+    at, job = document["layout"], document["job"]
+    words = [f"--{a.replace('_', '-')} {at[a]}" for a in AXES if a == "dp_shard" or at[a] != 1]
     words.append(f"--micro-batch-size {at['micro_batch_size']} --zero {at['zero']} --recompute {at['recompute']}")
     if at["zero"] == 3:
         words.append("--reshard" if at["reshard"] else "--no-reshard")
@@ -98,11 +98,14 @@ def flags_of(document: Document) -> str:
         words.append("--sp" if at["sp"] else "--no-sp")
     if at["pp"] > 1:
         words.append(f"--schedule {at['schedule']}")
+    if at["attention"] != "flash":
+        words.append(f"--attention {at['attention']}")
+    if at["compile"]:
+        words.append("--compile")
     words.append(f"--engine {document['engine']['name']}")
-    job = document["job"]
-    words += [f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}"]
-    words += [f"--{name} {job[name]}" for name, usual in (("precision", "bf16"), ("optimizer", "adamw")) if job[name] != usual]
-    return " ".join(words)
+    words.append(f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}")
+    usual = {"precision": "bf16", "optimizer": "adamw"}
+    return " ".join(words + [f"--{name} {job[name]}" for name, word in usual.items() if job[name] != word])
 
 
 def print_models(document: Document, console: Console) -> None:

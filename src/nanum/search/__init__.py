@@ -14,11 +14,11 @@ from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
 from nanum.model import Model
+from nanum.prediction import Prediction, consistent, prediction_summary
+from nanum.rules import GENERAL, Rule
 from nanum.search.candidates import candidates
 from nanum.search.explain import explain
 from nanum.search.rank import Candidate, Question, Ranked, closest, fastest, read, table
-from nanum.prediction import Prediction, consistent, prediction_summary
-from nanum.rules import GENERAL, Rule
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ class Plan:
     seconds: float
 
     def frame(self) -> Any:
-        """Every layout that fits as a polars data frame, by the bound of its step. Raises Refused where polars is not installed."""
+        """Every layout that fits as a polars data frame, by the bound of its step. Raises Refused where polars is not
+        installed.
+        """
         try:
             import polars
         except ImportError:
@@ -48,7 +50,9 @@ class Plan:
     def best(self) -> tuple[Prediction, ...]:
         """The fastest layouts in full, fastest first."""
         q = self.questions[0]
-        return tuple(Prediction(q.model, q.job, q.cluster, consistent(c.layout), e) for e, c in self.candidates[: self.top])
+        return tuple(
+            Prediction(q.model, q.job, q.cluster, consistent(c.layout), e) for e, c in self.candidates[: self.top]
+        )
 
     @property
     def explanations(self) -> list[str]:
@@ -56,7 +60,9 @@ class Plan:
         return explain(self.candidates)
 
     def to_dict(self, *, in_full: bool = True) -> dict[str, Any]:
-        """The plan as one document. Unless `in_full`, the first is without its ledger, and of the others there are only summaries."""
+        """The plan as one document. Unless `in_full`, the first is without its ledger, and of the others there are only
+        summaries.
+        """
         if in_full:
             best = [p.to_dict() for p in self.best]
         else:
@@ -85,9 +91,11 @@ def plan(
     top: int = 10,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
-    """Enumerate every layout over the whole cluster, refuse the impossible, drop what does not fit, rank the rest by exact step time.
+    """Enumerate every layout over the whole cluster, refuse the impossible, drop what does not fit, rank the rest by
+    exact step time.
 
-    `engine` may be "any": each engine's layouts are then ranked together. Raises Refused where no layout could be asked for.
+    `engine` may be "any": each engine's layouts are then ranked together. Raises Refused where no layout could be asked
+    for.
     """
     begin = time.perf_counter()
     chosen = [engines.load(name) for name in (("torchtitan", "megatron") if engine == "any" else (engine,))]
@@ -109,11 +117,23 @@ def plan(
         everything += [(question.engine, r) for r in rows]
         found += [(question.engine, c) for c in fastest(question, rows, top)]
     found.sort(key=lambda ec: (ec[1].step_seconds, ec[1].device_bytes))
-    return Plan(questions, enumerated, impossible, too_large, ranked, tuple(found), tuple(everything), top, time.perf_counter() - begin)
+    return Plan(
+        questions,
+        enumerated,
+        impossible,
+        too_large,
+        ranked,
+        tuple(found),
+        tuple(everything),
+        top,
+        time.perf_counter() - begin,
+    )
 
 
 def nearest(prediction: Prediction) -> Prediction | None:
-    """Of the layouts that fit, the one that changes least of a layout that does not; of equally near ones the fastest by its bound."""
+    """Of the layouts that fit, the one that changes least of a layout that does not; of equally near ones the fastest
+    by its bound.
+    """
     p = prediction
     question = Question(p.model, p.job, p.cluster, p.engine)
     ranked, _ = read(question, candidates(p.model, p.job, p.cluster, p.engine).groups)
@@ -127,9 +147,15 @@ def _hopeless(model: Model, job: Job, cluster: Cluster) -> list[str]:
 
     nothing = Layout()
     chip = cluster.chip
-    why = [rule.say(model, job, cluster, nothing) for rule in GENERAL if _of_job(rule) and rule.broken(model, job, cluster, nothing)]
+    why = [
+        rule.say(model, job, cluster, nothing)
+        for rule in GENERAL
+        if _of_job(rule) and rule.broken(model, job, cluster, nothing)
+    ]
     if job.precision not in chip.peak_flops_per_second and job.precision not in chip.best_flops_per_second:
-        why.append(f"{chip.name} states no peak for precision {job.precision}; it has {', '.join(chip.peak_flops_per_second)}")
+        why.append(
+            f"{chip.name} states no peak for precision {job.precision}; it has {', '.join(chip.peak_flops_per_second)}"
+        )
     return why
 
 

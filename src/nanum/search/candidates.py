@@ -11,11 +11,12 @@ import numpy as np
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.job import Job
-from nanum.layout import Layout, Structure
+from nanum.layout import Layout, Recompute, Schedule, Structure, TensorParallel
 from nanum.model import Model
 from nanum.rules import GENERAL, WORLD, Rule
 
 SIZES = ("dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size")
+SCHEDULES: dict[bool, tuple[Schedule, ...]] = {True: ("1f1b", "gpipe"), False: ("1f1b",)}
 LARGEST_MICRO_BATCH = 16
 """Sequences of one micro-batch that are tried, in powers of two."""
 
@@ -30,7 +31,9 @@ class Group:
         return len(self.layout.tp)
 
     def at(self, chosen: np.ndarray) -> Group:
-        return Group(Layout(**{f: getattr(self.layout, f)[chosen] for f in (*SIZES, "cp")}, structure=self.layout.structure))
+        return Group(
+            Layout(**{f: getattr(self.layout, f)[chosen] for f in (*SIZES, "cp")}, structure=self.layout.structure)
+        )
 
 
 @dataclass
@@ -57,17 +60,17 @@ def splits(gpus: int) -> np.ndarray:
 
 
 def structures(engine: Engine) -> list[Structure]:
-    """Every structure of the ways that the engine has. With one stage a schedule is none, with tp = 1 there is nothing to split."""
-    found = []
-    for zero, tensor, recompute, pipelined in product(
-        engine.zero_stages, ("none", "tensor", "sequence"), ("none", "selective", "full"), (False, True)
-    ):
-        for reshard in (True, False) if zero == 3 else (True,):
-            for schedule in ("1f1b", "gpipe") if pipelined else ("1f1b",):
-                found.append(
-                    Structure(zero=zero, reshard=reshard, tensor=tensor, recompute=recompute, schedule=schedule, pipelined=pipelined)  # type: ignore[arg-type]
-                )
-    return found
+    """Every structure of the ways that the engine has. With one stage a schedule is none, with tp = 1 there is nothing
+    to split.
+    """
+    tensors: tuple[TensorParallel, ...] = ("none", "tensor", "sequence")
+    recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
+    return [
+        Structure(zero, reshard, tensor, recompute, schedule, pipelined)
+        for zero, tensor, recompute, pipelined in product(engine.zero_stages, tensors, recomputes, (False, True))
+        for reshard in ((True, False) if zero == 3 else (True,))
+        for schedule in SCHEDULES[pipelined]
+    ]
 
 
 def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine) -> Candidates:
@@ -84,14 +87,18 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine) -> Cand
         if not len(rows):
             continue
         found.enumerated += len(rows)
-        group = Group(Layout(**dict(zip(SIZES, rows.T, strict=True)), cp=np.ones(len(rows), np.int64), structure=structure))
+        group = Group(
+            Layout(**dict(zip(SIZES, rows.T, strict=True)), cp=np.ones(len(rows), np.int64), structure=structure)
+        )
         possible = _possible(rules, model, job, cluster, group, found.impossible)
         if possible.any():
             found.groups.append(group.at(possible))
     return found
 
 
-def _possible(rules: list[Rule], model: Model, job: Job, cluster: Cluster, group: Group, impossible: Counter[str]) -> np.ndarray:
+def _possible(
+    rules: list[Rule], model: Model, job: Job, cluster: Cluster, group: Group, impossible: Counter[str]
+) -> np.ndarray:
     possible = np.ones(len(group), bool)
     for rule in rules:
         broken = np.broadcast_to(rule.broken(model, job, cluster, group.layout), possible.shape) & possible

@@ -43,7 +43,11 @@ def explain(ranked: Sequence[tuple[Engine, Candidate]]) -> list[str]:
 def _compare(best: Candidate, other: Candidate) -> str:
     slower = other.step_seconds / best.step_seconds - 1
     differences = [(getattr(other, field) - getattr(best, field), name) for field, name in PARTS]
-    why = [f"{format_seconds(d)} more {name}" for d, name in sorted(differences, reverse=True) if d > 0.005 * best.step_seconds]
+    why = [
+        f"{format_seconds(d)} more {name}"
+        for d, name in sorted(differences, reverse=True)
+        if d > 0.005 * best.step_seconds
+    ]
     saves = [f"{format_seconds(-d)} less {name}" for d, name in sorted(differences) if d < -0.005 * best.step_seconds]
     layout = other.layout
     with_what = f"recompute {layout.structure.recompute}, micro-batch {layout.micro_batch_size}"

@@ -1,7 +1,7 @@
 """Read memory and time of many layouts at once, and find the fastest that fit.
 
-All are ranked by a bound below their exact time; exact times are then worked out for the most promising, until no bound that is left
-could beat the slowest of the layouts asked for.
+All are ranked by a bound below their exact time; exact times are then worked out for the most promising, until no bound
+that is left could beat the slowest of the layouts asked for.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def read(question: Question, found: list[Group], progress: Progress | None = Non
     ranked: list[Ranked] = []
     too_large = done = 0
     total = sum(map(len, found))
-    for _, sharing in groupby(sorted(found, key=lambda g: _emission(g.layout.structure)), lambda g: _emission(g.layout.structure)):
+    for _, sharing in groupby(
+        sorted(found, key=lambda g: _emission(g.layout.structure)), lambda g: _emission(g.layout.structure)
+    ):
         several = list(sharing)
         for one, large in _read_sharing(question, several):
             ranked.append(one)
@@ -135,12 +137,21 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         used = peak(step.program, memory_known).peak
         pp = group.layout.pp
         worst = np.maximum.reduceat(np.broadcast_to(used, stage.shape), np.cumsum(pp) - pp)
-        at_device = reserved_bytes(worst) + context_bytes(groups(*(getattr(group.layout, a) for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))))
+        at_device = reserved_bytes(worst) + context_bytes(
+            groups(*(getattr(group.layout, a) for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp")))
+        )
         fits = at_device <= question.cluster.chip.memory_bytes.value
         m = question.job.global_batch_size // (group.layout.micro_batch_size * group.layout.data_ranks)
-        seconds = bound(structure.schedule, m, pp, stage_bound(step, cost, shared.cost, time_known)) if fits.any() else np.zeros(len(pp))
+        seconds = (
+            bound(structure.schedule, m, pp, stage_bound(step, cost, shared.cost, time_known))
+            if fits.any()
+            else np.zeros(len(pp))
+        )
         of_layout = bodies.at[np.cumsum(pp) - pp]  # type: ignore[index]
-        yield Ranked(group.at(fits), at_device[fits], seconds[fits], shared, replace(bodies, at=of_layout[fits])), int((~fits).sum())
+        yield (
+            Ranked(group.at(fits), at_device[fits], seconds[fits], shared, replace(bodies, at=of_layout[fits])),
+            int((~fits).sum()),
+        )
 
 
 def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidate]:
@@ -171,7 +182,9 @@ def divided(layout: Layout) -> tuple[str, ...]:
     return tuple(a for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp") if np.max(getattr(layout, a)) > 1)
 
 
-def _exact(question: Question, ranked: list[Ranked], entries: list[tuple[float, int, int]]) -> dict[tuple[int, int], Candidate]:
+def _exact(
+    question: Question, ranked: list[Ranked], entries: list[tuple[float, int, int]]
+) -> dict[tuple[int, int], Candidate]:
     found: dict[tuple[int, int], Candidate] = {}
     for i, chosen in groupby(sorted(entries, key=lambda e: e[1]), lambda e: e[1]):
         rows = np.array([e[2] for e in chosen])
@@ -195,7 +208,11 @@ def exact_times(question: Question, ranked: Ranked, rows: np.ndarray) -> list[Ca
         alike = np.flatnonzero((layout.pp == p) & (m == count))
         parts = cut(layout.structure.schedule, count, [time.at(begins[alike] + s) for s in range(p)], len(alike))
         for i, row in enumerate(alike):
-            one = Layout(**{f: int(getattr(layout, f)[row]) for f in (*BODY_FIELDS, "pp")}, structure=layout.structure, rank_order=layout.rank_order)
+            one = Layout(
+                **{f: int(getattr(layout, f)[row]) for f in (*BODY_FIELDS, "pp")},
+                structure=layout.structure,
+                rank_order=layout.rank_order,
+            )
             seconds = (parts.step, parts.compute, parts.exposed_communication, parts.bubble, parts.optimizer)
             found[row] = Candidate(one, int(device_bytes[row]), *(float(q[i]) for q in seconds))
     return [c for c in found if c is not None]
@@ -207,10 +224,15 @@ def table(engine: str, ranked: Ranked) -> Iterator[dict[str, Any]]:
     for i in range(len(ranked.group)):
         yield {
             "engine": engine,
-            **{f: int(getattr(layout, f)[i]) for f in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "micro_batch_size")},
-            "zero": s.zero, "reshard": s.reshard, "sp": s.tensor == "sequence", "schedule": s.schedule, "recompute": s.recompute,
-            "device_bytes": int(ranked.device_bytes[i]), "step_seconds_bound": float(ranked.bound_seconds[i]),
-        }  # fmt: skip
+            **{f: int(getattr(layout, f)[i]) for f in (*BODY_FIELDS, "pp")},
+            "zero": s.zero,
+            "reshard": s.reshard,
+            "sp": s.tensor == "sequence",
+            "schedule": s.schedule,
+            "recompute": s.recompute,
+            "device_bytes": int(ranked.device_bytes[i]),
+            "step_seconds_bound": float(ranked.bound_seconds[i]),
+        }
 
 
 def closest(layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
@@ -220,7 +242,10 @@ def closest(layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
         if not len(r.group):
             continue
         there = r.group.layout
-        switches = sum(getattr(there.structure, f) != getattr(layout.structure, f) for f in ("zero", "recompute", "schedule", "reshard"))
+        switches = sum(
+            getattr(there.structure, f) != getattr(layout.structure, f)
+            for f in ("zero", "recompute", "schedule", "reshard")
+        )
         switches += (there.structure.tensor == "sequence") != (layout.structure.tensor == "sequence")
         far = np.full(len(r.group), float(switches))
         for f in (*BODY_FIELDS, "pp"):
@@ -228,5 +253,9 @@ def closest(layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
         i = min(range(len(far)), key=lambda j: (far[j], r.bound_seconds[j]))
         if best is None or (far[i], r.bound_seconds[i]) < best[:2]:
             one = {f: int(getattr(there, f)[i]) for f in (*BODY_FIELDS, "pp")}
-            best = float(far[i]), float(r.bound_seconds[i]), Layout(**one, structure=there.structure, rank_order=there.rank_order)
+            best = (
+                float(far[i]),
+                float(r.bound_seconds[i]),
+                Layout(**one, structure=there.structure, rank_order=there.rank_order),
+            )
     return best[2] if best else None
