@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
+from bench.readers import readers
 from bench.startup import commands
 from bench.timing import Result
 
-BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {"startup": commands}
+BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {"startup": commands, "readers": readers}
 
 
 def main(names: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from nanum.conventions import FUSABLE, Conventions, Numerics
 from nanum.engines.engine import Engine, zero_rule
 from nanum.job import Job
-from nanum.layout import Structure
+from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
 
@@ -79,13 +79,11 @@ RULES = (
     ),
     Rule(
         "1F1B needs as many micro-batches as stages (torch)",
+        lambda model, job, cluster, layout: _num_microbatches(job, layout) < layout.pp,
         lambda model, job, cluster, layout: (
-            job.global_batch_size // (layout.micro_batch_size * layout.data_ranks) < layout.pp
-        ),
-        lambda model, job, cluster, layout: (
-            f"pp={layout.pp} needs at least {layout.pp} micro-batches; "
-            f"global_batch_size={job.global_batch_size} over {layout.data_ranks} data ranks of micro_batch_size={layout.micro_batch_size} makes "
-            f"{job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)} (torch.distributed.pipelining)"
+            f"pp={layout.pp} needs at least {layout.pp} micro-batches, and there are {_num_microbatches(job, layout)}: "
+            f"global_batch_size={job.global_batch_size} over {layout.data_ranks} data ranks of "
+            f"micro_batch_size={layout.micro_batch_size} (torch.distributed.pipelining)"
         ),
     ),
 )
