@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -39,40 +40,32 @@ def layouts(structure: Structure) -> tuple[Layout, np.ndarray, np.ndarray]:
 
 
 def readers() -> Iterator[Result]:
-    """Emit and read about 100,000 stages of one structure, for each engine."""
-    model, job, cluster = load_model("llama-3.1-70b"), Job(8192, 2048), load_cluster("64x8xh100-sxm")
+    """Emit and read about 100,000 stages of one structure, for each engine; and a few of them one by one, for the ratio."""
+    job = Job(8192, 2048)
     for name, zero in (("torchtitan", 3), ("megatron", 1)):
-        engine = load_engine(name)
         entries, stage, pp = layouts(Structure(zero=zero, tensor="sequence", recompute="full", pipelined=True))
-        first = np.cumsum(pp) - pp
-        m = (job.global_batch_size // (entries.micro_batch_size * entries.data_ranks))[first]
-
-        def work(
-            entries: Layout = entries,
-            stage: np.ndarray = stage,
-            pp: np.ndarray = pp,
-            m: np.ndarray = m,
-            engine: Engine = engine,
-        ) -> None:
-            at, distinct = body_space(entries)
-            bodies = Bodies(emit_parts(model, job, distinct, engine), distinct, at)
-            step = build(model, job, entries, engine, stage, bodies)
-            program = step.program
-            peak(program)
-            traffic(program)
-            bound("1f1b", m, pp, stage_bound(step, Cost(cluster, step.layout), Cost(cluster, distinct), {}))
-
-        yield Result(f"memory, traffic and bound, {name}", repeat(work), len(stage), "stages", f"{WANTED:,} stages/s")
-        yield Result(
-            f"  the same, one stage at a time, {name}",
-            repeat(lambda: work_alone(entries, stage, engine, job)),
-            ALONE,
-            "stages",
-        )  # noqa: B023
+        engine = load_engine(name)
+        together = repeat(partial(read_together, entries, stage, pp, engine, job))
+        yield Result(f"memory, traffic and bound, {name}", together, len(stage), "stages", f"{WANTED:,} stages/s")
+        alone = repeat(partial(read_alone, entries, stage, engine, job))
+        yield Result(f"  without the bound, one by one, {name}", alone, ALONE, "stages")
 
 
-def work_alone(entries: Layout, stage: np.ndarray, engine: Engine, job: Job) -> None:
-    """A few of the stages as scalars, for the ratio."""
+def read_together(entries: Layout, stage: np.ndarray, pp: np.ndarray, engine: Engine, job: Job) -> None:
+    """As a search reads: bodies for distinct shapes, actions for distinct stages, and the three readers."""
+    model, cluster = load_model("llama-3.1-70b"), load_cluster("64x8xh100-sxm")
+    m = (job.global_batch_size // (entries.micro_batch_size * entries.data_ranks))[np.cumsum(pp) - pp]
+    at, distinct = body_space(entries)
+    bodies = Bodies(emit_parts(model, job, distinct, engine), distinct, at)
+    step = build(model, job, entries, engine, stage, bodies)
+    program = step.program
+    peak(program)
+    traffic(program)
+    bound("1f1b", m, pp, stage_bound(step, Cost(cluster, step.layout), Cost(cluster, distinct), {}))
+
+
+def read_alone(entries: Layout, stage: np.ndarray, engine: Engine, job: Job) -> None:
+    """A few of the stages as scalars."""
     model = load_model("llama-3.1-70b")
     for i in range(ALONE):
         sizes = (entries.dp_replicate, entries.dp_shard, entries.cp, entries.tp, entries.pp, entries.micro_batch_size)

@@ -57,6 +57,10 @@ def where_pipelined(pp: Any, uneven: Any, whole: int) -> Any:
     return uneven * (pp > 1) + whole * (pp == 1)
 
 
+def _num_microbatches(job: Job, layout: Layout) -> Any:
+    return job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)
+
+
 RULES = (
     zero_rule(
         "torchtitan",
