@@ -27,7 +27,7 @@ WANTED = 200_000
 
 
 def layouts(structure: Structure) -> tuple[Layout, np.ndarray, np.ndarray]:
-    """About `STAGES` stages of random layouts of Llama-3.1-70B on 512 GPUs: entries, their stages, and pp of each layout."""
+    """About `STAGES` stages of random layouts on 512 GPUs: an entry for each, its stage, and pp of each layout."""
     rng = np.random.default_rng(0)
     n = STAGES // 7
     tp, pp, micro = 2 ** rng.integers(1, 4, n), 2 ** rng.integers(1, 5, n), 2 ** rng.integers(0, 3, n)
@@ -40,7 +40,7 @@ def layouts(structure: Structure) -> tuple[Layout, np.ndarray, np.ndarray]:
 
 
 def readers() -> Iterator[Result]:
-    """Emit and read about 100,000 stages of one structure, for each engine; and a few of them one by one, for the ratio."""
+    """Emit and read about 100,000 stages of one structure, by engine; and a few of them one by one, for the ratio."""
     job = Job(8192, 2048)
     for name, zero in (("torchtitan", 3), ("megatron", 1)):
         entries, stage, pp = layouts(Structure(zero=zero, tensor="sequence", recompute="full", pipelined=True))
