@@ -122,17 +122,17 @@ class FullyShard:
             held("buffers", -released),
         ]
 
-    def _next(self, place: Place, phase: Phase) -> list[Node]:
-        """The gather of the unit that follows `place` in this direction."""
+    def _next(self, place: Place, phase: Phase, *, heads: int = 1) -> list[Node]:
+        """The gather of the unit that follows `place` in this direction; `heads` is 0 where forward gathers no head."""
         has_layers = self.chain.stage.layers >= 1
         to_layer = self._start(self.layer, phase, has_layers * 1)
         if phase == "forward":
             if place == "embedding":
                 return to_layer + (
-                    [] if self._root else self._start(self.head, phase, (self.chain.stage.layers == 0) * 1)
+                    [] if self._root else self._start(self.head, phase, (self.chain.stage.layers == 0) * heads)
                 )
             if place == "last":
-                return [] if self._root else self._start(self.head, phase)
+                return [] if self._root else self._start(self.head, phase, heads)
             return self._start(self.layer, phase) if place in ("first", "middle") else []
         if place == "head":
             return to_layer + (
@@ -140,23 +140,29 @@ class FullyShard:
             )
         if place == "first":
             return [] if self._root else self._start(self.embedding, phase)
-        return self._start(self.layer, phase) if place in ("last", "middle") else []
+        if place == "last":  # a single layer is followed by what follows the first
+            more = self._start(self.layer, phase, (self.chain.stage.layers >= 2) * 1)
+            return more + ([] if self._root else self._start(self.embedding, phase, (self.chain.stage.layers == 1) * 1))
+        return self._start(self.layer, phase) if place == "middle" else []
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
         """One micro-batch forward; `gathers` is False where an earlier action left the weights gathered."""
         reshards = self.structure.reshard
         layers, flat = self.chain.stage.layers, self.layer.gather_bytes
+        # Under a pipeline an end that no forward frees is there until the last backward.
+        ends = int(gathers and (first or not self.structure.pipelined or self._freed("head")))
+        of_embedding = self.embedding.gather_bytes * (ends if self._root else 1)
         before = {
-            "embedding": 0, "first": self.embedding.gather_bytes, "middle": flat,
-            "last": where(layers >= 2, flat, self.embedding.gather_bytes),
-            "head": where(layers >= 1, flat, self.embedding.gather_bytes),
+            "embedding": 0, "first": of_embedding, "middle": flat,
+            "last": where(layers >= 2, flat, of_embedding), "head": where(layers >= 1, flat, of_embedding),
         }  # fmt: skip
 
         def enter(place: Place) -> list[Node]:
             u = self._unit(place)
-            if not gathers or (place == "head" and self._root):
+            if not gathers or (place == "head" and (self._root or not ends)):
                 return []
-            return [*self._flat(u), *self._copy_out(u, "forward", before[place]), *self._next(place, "forward")]
+            next_gather = self._next(place, "forward", heads=ends)
+            return [*self._flat(u), *self._copy_out(u, "forward", before[place]), *next_gather]
 
         def leave(place: Place) -> list[Node]:
             u = self._unit(place)
@@ -174,12 +180,13 @@ class FullyShard:
 
         begin: list[Node] = []
         if gathers:
-            begin += self._start(self.embedding, "forward")
+            if ends or not self._root:
+                begin += self._start(self.embedding, "forward")
             if not self._root:  # a stage without an embedding begins with its first layer
                 begin += self._start(self.layer, "forward", (1 - self.chain.stage.embeds) * (layers >= 1))
             if self._root:
-                begin += enter("embedding")
-        last_flat = where(layers >= 1, flat, self.embedding.gather_bytes)
+                begin += enter("embedding") if ends else self._next("embedding", "forward")
+        last_flat = where(layers >= 1, flat, of_embedding)
         finish: list[Node] = []
         if self._root and self._freed("embedding"):
             finish.append(held("params", -self.embedding.weights_bytes))
@@ -190,7 +197,7 @@ class FullyShard:
                     -(
                         last_flat
                         if self._root
-                        else where(self.chain.stage.heads == 1, self.head.gather_bytes, last_flat)
+                        else where(self.chain.stage.heads * ends == 1, self.head.gather_bytes, last_flat)
                     ),
                 )
             )
@@ -270,7 +277,10 @@ class FullyShard:
         if place == "head" or (place == "embedding" and self._root):
             nodes = self._flat(self.layer, (layers >= 1) * 1)
             return nodes + ([] if self._root else self._flat(self.embedding, (layers == 0) * 1))
-        if place in ("last", "middle"):
+        if place == "last":
+            more = self._flat(self.layer, (layers >= 2) * 1)
+            return more + ([] if self._root else self._flat(self.embedding, (layers == 1) * 1))
+        if place == "middle":
             return self._flat(self.layer)
         return self._flat(self.embedding) if place == "first" and not self._root else []
 
@@ -322,7 +332,7 @@ class FullyShard:
         ]
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
-        return ("F", gathers)
+        return ("F", gathers, first and not self._freed("head"))
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
         return ("B", gathers and self.structure.reshard, first, last or not self.structure.pipelined)
