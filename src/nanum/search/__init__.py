@@ -14,7 +14,8 @@ from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
 from nanum.model import Model
-from nanum.prediction import Prediction, consistent, prediction_summary
+from nanum.prediction import Prediction, consistent
+from nanum.prediction.document import summary
 from nanum.rules import GENERAL, Rule
 from nanum.search.candidates import candidates
 from nanum.search.explain import explain
@@ -67,7 +68,7 @@ class Plan:
             best = [p.to_dict() for p in self.best]
         else:
             best = [p.to_dict(communication=False) for p in self.best[:1]]
-            best += [prediction_summary(p, c) for p, (_, c) in list(zip(self.best, self.candidates, strict=False))[1:]]
+            best += [summary(p, c) for p, (_, c) in list(zip(self.best, self.candidates, strict=False))[1:]]
         rejected = [{"why": why, "count": n} for why, n in sorted(self.impossible.items(), key=lambda kv: -kv[1])]
         if self.too_large:
             rejected.append({"why": "more memory than the device has", "count": self.too_large})

@@ -4,8 +4,8 @@ and time.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,18 +25,11 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.parallel.pipeline import Step
+from nanum.prediction.reference import parameters, reference
 from nanum.rules import GENERAL, broken
 
 RANGE = (0.8, 1.4)
 """Until predictions are laid beside published runs: analytic models without a fit err by −13 to +40 % on them."""
-
-UNMODELLED = (
-    "context, expert and virtual-stage parallelism, fp8, offload, LoRA",
-    "gradient clipping's scalar all-reduce, and data loading",
-    "slower kernels while exchanges overlap with them, stragglers and jitter",
-    "kernel launches that the host cannot keep ahead of",
-    "fragmentation beyond the stated reserve; cuBLAS workspaces",
-)
 
 
 @dataclass(frozen=True)
@@ -88,41 +81,6 @@ class Time:
     @property
     def bubble_fraction(self) -> float:
         return self.bubble_seconds / self.step_seconds
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What the model is, whatever the layout, read off its undivided Program."""
-
-    parameters: int
-    model_flops_per_sequence: float
-
-
-@lru_cache(maxsize=256)
-def reference(model: Model, seq_len: int) -> Reference:
-    """Parameters, and the FLOPs of a sequence forward and backward: matmuls and causal attention, none recomputed."""
-    job = Job(seq_len, 1, "fp32")
-    engine = engines.load("torch")
-    layout = Layout(structure=Structure(zero=0))
-    bodies = emit_bodies(model, job, layout, engine)
-    parts = bodies.parts
-
-    def elements(weights: Any) -> int:
-        return sum(int(parts.shapes.elements(w.dims, w.split)) for w in weights)
-
-    shared = elements(parts.embedding.weights[:1]) if model.tie_word_embeddings else 0
-    total = (
-        elements(parts.embedding.weights)
-        + model.num_hidden_layers * elements(parts.layer.weights)
-        + elements(parts.head.weights)
-    )
-    step = build(model, job, layout, engine, 0, bodies)
-    return Reference(total - shared, float(flops(step.program)))
-
-
-def parameters(model: Model) -> int:
-    """Parameters of the model, tied ones once."""
-    return reference(model, 1).parameters
 
 
 def consistent(layout: Layout) -> Layout:
@@ -335,85 +293,9 @@ class Prediction:
 
     def to_dict(self, *, communication: bool = True) -> dict[str, Any]:
         """The answer as one document, of plain Python values; without its ledger where that is not asked for."""
-        worst = self.worst
-        total = parameters(self.model)
-        at = self.layout
-        return {
-            "engine": {"name": self.engine.name, "version": self.engine.version},
-            "model": {"name": self.model.name, "parameters": total, "active_parameters": total},
-            "job": asdict(self.job),
-            "cluster": {
-                "name": self.cluster.name, "nodes": self.cluster.nodes, "gpus_per_node": self.cluster.gpus_per_node,
-                "gpus": self.cluster.gpus, "chip": self.cluster.chip.name,
-            },
-            "layout": layout_document(at, self.num_microbatches),
-            "fits": self.fits,
-            "memory": {
-                "capacity_bytes": int(self.cluster.chip.memory_bytes.value),
-                "worst": {
-                    "stage": worst.stage, "moment": worst.moment.name, "allocated_bytes": worst.moment.bytes,
-                    "reserved_bytes": worst.reserved_bytes, "device_bytes": worst.device_bytes,
-                    "context_bytes": worst.context_bytes,
-                },
-                "stages": [
-                    {
-                        "stage": m.stage, "moment": m.moment.name, "allocated_peak_bytes": m.moment.bytes,
-                        "by_category": {c: m.moment.by_category.get(c, 0) for c in CATEGORIES},
-                    }
-                    for m in self.memory
-                ],
-            },
-            "communication": [asdict(row) for row in self.communication] if communication else [],
-            "time": {**asdict(self.time), "bubble_fraction": self.time.bubble_fraction},
-            "throughput": self.throughput,
-            "assumptions": self.assumptions,
-            "unmodelled": list(UNMODELLED),
-        }  # fmt: skip
+        from nanum.prediction.document import document
 
-
-def prediction_summary(p: Prediction, candidate: Any) -> dict[str, Any]:
-    """What a table of layouts shows of one, from a search's candidate, without predicting it in full."""
-    model_flops = reference(p.model, p.job.seq_len).model_flops_per_sequence * p.job.global_batch_size
-    tokens = p.job.tokens_per_step / candidate.step_seconds
-    return {
-        "engine": {"name": p.engine.name, "version": p.engine.version},
-        "layout": layout_document(p.layout, p.num_microbatches),
-        "fits": True,
-        "memory": {
-            "capacity_bytes": int(p.cluster.chip.memory_bytes.value),
-            "worst": {"device_bytes": candidate.device_bytes},
-        },
-        "time": {
-            "step_seconds": candidate.step_seconds,
-            "bubble_fraction": candidate.bubble_seconds / candidate.step_seconds,
-        },
-        "throughput": {
-            "tokens_per_second": tokens,
-            "tokens_per_second_per_gpu": tokens / p.cluster.gpus,
-            "mfu": model_flops / (candidate.step_seconds * p.cluster.gpus * p.peak_flops_per_second),
-        },
-    }
-
-
-CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
-
-
-def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
-    """The layout in the words of the command line's flags."""
-    s = layout.structure
-    return {
-        **{a: int(getattr(layout, a)) for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp")},
-        "micro_batch_size": int(layout.micro_batch_size),
-        "num_microbatches": int(num_microbatches),
-        "zero": s.zero,
-        "reshard": s.reshard,
-        "sp": s.tensor == "sequence",
-        "schedule": s.schedule,
-        "recompute": s.recompute,
-        "attention": s.attention,
-        "compile": s.compile,
-        "rank_order": ",".join(layout.rank_order),
-    }
+        return document(self, communication=communication)
 
 
 def predict(model: Model, job: Job, cluster: Cluster, layout: Layout, engine: str = "torchtitan") -> Prediction:
@@ -424,3 +306,6 @@ def predict(model: Model, job: Job, cluster: Cluster, layout: Layout, engine: st
     if why := reasons(model, job, cluster, layout, chosen):
         raise Refused(why)
     return Prediction(model, job, cluster, layout, chosen)
+
+
+__all__ = ["Prediction", "Row", "StageMemory", "Time", "consistent", "parameters", "predict", "reasons", "reference"]

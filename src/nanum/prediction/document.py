@@ -1,0 +1,101 @@
+"""A prediction as one document of plain Python values: what `--json` prints and a table is laid out from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from nanum.layout import Layout
+from nanum.prediction.reference import parameters, reference
+
+if TYPE_CHECKING:
+    from nanum.prediction import Prediction
+
+UNMODELLED = (
+    "context, expert and virtual-stage parallelism, fp8, offload, LoRA",
+    "gradient clipping's scalar all-reduce, and data loading",
+    "slower kernels while exchanges overlap with them, stragglers and jitter",
+    "kernel launches that the host cannot keep ahead of",
+    "fragmentation beyond the stated reserve; cuBLAS workspaces",
+)
+CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
+
+
+def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
+    """`predict`'s document; without its ledger where that is not asked for."""
+    worst = p.worst
+    total = parameters(p.model)
+    at = p.layout
+    return {
+        "engine": {"name": p.engine.name, "version": p.engine.version},
+        "model": {"name": p.model.name, "parameters": total, "active_parameters": total},
+        "job": asdict(p.job),
+        "cluster": {
+            "name": p.cluster.name, "nodes": p.cluster.nodes, "gpus_per_node": p.cluster.gpus_per_node,
+            "gpus": p.cluster.gpus, "chip": p.cluster.chip.name,
+        },
+        "layout": layout_document(at, p.num_microbatches),
+        "fits": p.fits,
+        "memory": {
+            "capacity_bytes": int(p.cluster.chip.memory_bytes.value),
+            "worst": {
+                "stage": worst.stage, "moment": worst.moment.name, "allocated_bytes": worst.moment.bytes,
+                "reserved_bytes": worst.reserved_bytes, "device_bytes": worst.device_bytes,
+                "context_bytes": worst.context_bytes,
+            },
+            "stages": [
+                {
+                    "stage": m.stage, "moment": m.moment.name, "allocated_peak_bytes": m.moment.bytes,
+                    "by_category": {c: m.moment.by_category.get(c, 0) for c in CATEGORIES},
+                }
+                for m in p.memory
+            ],
+        },
+        "communication": [asdict(row) for row in p.communication] if communication else [],
+        "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction},
+        "throughput": p.throughput,
+        "assumptions": p.assumptions,
+        "unmodelled": list(UNMODELLED),
+    }  # fmt: skip
+
+
+def summary(p: Prediction, candidate: Any) -> dict[str, Any]:
+    """What a table of layouts shows of one, from a search's candidate, without predicting it in full."""
+    model_flops = reference(p.model, p.job.seq_len).model_flops_per_sequence * p.job.global_batch_size
+    tokens = p.job.tokens_per_step / candidate.step_seconds
+    return {
+        "engine": {"name": p.engine.name, "version": p.engine.version},
+        "layout": layout_document(p.layout, p.num_microbatches),
+        "fits": True,
+        "memory": {
+            "capacity_bytes": int(p.cluster.chip.memory_bytes.value),
+            "worst": {"device_bytes": candidate.device_bytes},
+        },
+        "time": {
+            "step_seconds": candidate.step_seconds,
+            "bubble_fraction": candidate.bubble_seconds / candidate.step_seconds,
+        },
+        "throughput": {
+            "tokens_per_second": tokens,
+            "tokens_per_second_per_gpu": tokens / p.cluster.gpus,
+            "mfu": model_flops / (candidate.step_seconds * p.cluster.gpus * p.peak_flops_per_second),
+        },
+    }
+
+
+def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
+    """The layout in the words of the command line's flags."""
+    s = layout.structure
+    return {
+        **{a: int(getattr(layout, a)) for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp")},
+        "micro_batch_size": int(layout.micro_batch_size),
+        "num_microbatches": int(num_microbatches),
+        "zero": s.zero,
+        "reshard": s.reshard,
+        "sp": s.tensor == "sequence",
+        "schedule": s.schedule,
+        "recompute": s.recompute,
+        "attention": s.attention,
+        "compile": s.compile,
+        "rank_order": ",".join(layout.rank_order),
+    }

@@ -1,0 +1,49 @@
+"""What a model is, whatever the layout, read off its undivided Program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from nanum import engines
+from nanum.account.traffic import flops
+from nanum.build import build, emit_bodies
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import Model
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the model is, whatever the layout, read off its undivided Program."""
+
+    parameters: int
+    model_flops_per_sequence: float
+
+
+@lru_cache(maxsize=256)
+def reference(model: Model, seq_len: int) -> Reference:
+    """Parameters, and the FLOPs of a sequence forward and backward: matmuls and causal attention, none recomputed."""
+    job = Job(seq_len, 1, "fp32")
+    engine = engines.load("torch")
+    layout = Layout(structure=Structure(zero=0))
+    bodies = emit_bodies(model, job, layout, engine)
+    parts = bodies.parts
+
+    def elements(weights: Any) -> int:
+        return sum(int(parts.shapes.elements(w.dims, w.split)) for w in weights)
+
+    shared = elements(parts.embedding.weights[:1]) if model.tie_word_embeddings else 0
+    total = (
+        elements(parts.embedding.weights)
+        + model.num_hidden_layers * elements(parts.layer.weights)
+        + elements(parts.head.weights)
+    )
+    step = build(model, job, layout, engine, 0, bodies)
+    return Reference(total - shared, float(flops(step.program)))
+
+
+def parameters(model: Model) -> int:
+    """Parameters of the model, tied ones once."""
+    return reference(model, 1).parameters
