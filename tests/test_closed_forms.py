@@ -1,8 +1,8 @@
 """What papers and manuals state in closed form, beside the ledgers that are derived from the Program.
 
-Letters as in the papers: b sequences of a micro-batch, s tokens, h hidden, a heads, f intermediate, V vocabulary, L layers;
-t, p, d ranks of tensor, pipeline and data parallelism; m micro-batches; P parameters on a rank; X = 2·b·s·h, the bytes of a
-bf16 activation. A ring sends ρ(n) = (n - 1)/n of a gathered buffer, and twice that of an all-reduced one.
+Letters as in the papers: b sequences of a micro-batch, s tokens, h hidden, a heads, f intermediate, V vocabulary,
+L layers; t, p, d ranks of tensor, pipeline and data parallelism; m micro-batches; P parameters on a rank; X = 2·b·s·h,
+the bytes of a bf16 activation. A ring sends ρ(n) = (n - 1)/n of a gathered buffer, twice that of an all-reduced one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rho(n: int) -> Fraction:
 
 
 def gpt(layers: int = L) -> Model:
-    """The model of the papers: biases, LayerNorm, GELU, 4h, and dropout after embedding, attention's softmax and each block."""
+    """The model of the papers: biases, LayerNorm, GELU, and dropout in four places."""
     attention = Attention(A, A, H // A, qkv_bias=True, output_bias=True, dropout=0.1)
     mlp = Mlp(4 * H, gated=False, activation="gelu", bias=True)
     return Model("gpt", H, V, layers, S, attention, mlp, "layer_norm", "learned", False, hidden_dropout=0.1)
@@ -67,7 +67,8 @@ def step(
     engine: Engine, m: int = 1, *, model: Model | None = None, stage: int = 0, precision: str = "bf16", **given: Any
 ) -> Step:
     at = layout(engine, **given)
-    return build(model or llama(), Job(S, B * m * at.data_ranks, precision), at, engine, stage)  # type: ignore[arg-type]
+    job = Job(S, B * m * at.data_ranks, precision)  # type: ignore[arg-type]
+    return build(model or llama(), job, at, engine, stage)
 
 
 def rows(program: Step, axis: str, *, what: str | None = None) -> dict[Key, Total]:
@@ -127,15 +128,15 @@ def test_table_1_of_zero(zero: int, bytes_of: Any, printed_gb: dict[int, float])
     for d, printed in printed_gb.items():
         sizes = {"dp_shard": d} if zero else {"dp_replicate": d}
         found = sum(resident(step(engine, zero=zero, **sizes)).values())
-        assert found == bytes_of(PARAMETERS, d)
+        assert found == pytest.approx(bytes_of(PARAMETERS, d), rel=1e-3)  # 1,024 ranks divide no norm: a little padding
         gigabytes = found * 7.5 / PARAMETERS
         assert gigabytes == pytest.approx(printed, rel=0.005 if printed > 1 else 0.05)  # as many digits as are printed
 
 
 @pytest.mark.parametrize("d", [1, 8, 64])
 def test_bytes_per_parameter_of_fsdp2(d: int) -> None:
-    """fp32 shards and Adam states, 12/d, and between backward and optimizer fp32 gradients: 16/d. AdamW counts its steps in
-    four bytes a tensor."""
+    """fp32 shards and Adam states, 12/d, and between backward and optimizer fp32 gradients: 16/d. AdamW counts its
+    steps in four bytes a tensor."""
     program = step(TORCHTITAN, dp_shard=d)
     tensors = 2 + 1 + 9 * L
     assert resident(program) == {
@@ -157,8 +158,9 @@ def test_six_n_d() -> None:
 
 
 def test_published_flops_of_a_gpt() -> None:
-    """Narayanan et al. (2021), eq. 3, with full recompute: 96·B·s·L·h²(1 + s/6h + V/16Lh); attention's upper half is computed.
-    Korthikanti et al. (2022), app. A: 72·B·s·L·h²(1 + s/6h + V/12Lh) without, and the core's 4·B·s²·h again with selective."""
+    """Narayanan et al. (2021), eq. 3, with full recompute: 96·B·s·L·h²(1 + s/6h + V/16Lh); attention's upper half is
+    computed. Korthikanti et al. (2022), app. A: 72·B·s·L·h²(1 + s/6h + V/12Lh) without, and the core's 4·B·s²·h again
+    with selective."""
 
     def of(recompute: str) -> float:
         return float(flops(step(MEGATRON, 1, model=gpt(), attention="eager", recompute=recompute).program))
@@ -187,8 +189,8 @@ def test_data_parallel_bytes_of_megatron(zero: int, share: Any, d: int, m: int) 
 @pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("d", [2, 8])
 def test_data_parallel_bytes_of_fsdp2(d: int, m: int) -> None:
-    """m·ρ(d)·(4 + γ)·P, less the head, which backward needs first and which is not gathered again; m·ρ(d)·(2 + γ)·P without
-    resharding, in U gathers and U reductions a micro-batch."""
+    """m·ρ(d)·(4 + γ)·P, less the head, which backward needs first and which is not gathered again; m·ρ(d)·(2 + γ)·P
+    without resharding, in U gathers and U reductions a micro-batch."""
     units, head = L + 2, H + V * H
     program = step(TORCHTITAN, m, dp_shard=d)
     assert sent(program, "dp_shard") == m * rho(d) * (8 * PARAMETERS - 2 * head)
@@ -209,17 +211,18 @@ def test_hybrid_sharding_all_reduces_the_shards() -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_gathers_under_a_pipeline(schedule: str, stage: int) -> None:
-    """M + 1 of each unit with resharding, 1 without; gradients are reduced once."""
-    m = 5
+    """M + 1 of each unit with resharding, 1 without, and 1 of the head, which no forward frees; one reduction of
+    each."""
+    m, embedding, head = 5, V * H, V * H + H
+    layers = TORCHTITAN.layers_of_stage(L, 3, stage)
     for reshard, times in ((True, m + 1), (False, 1)):
         program = step(TORCHTITAN, m, dp_shard=4, pp=3, schedule=schedule, stage=stage, reshard=reshard)
-        units = int(program.place.pp == 3) * (TORCHTITAN.layers_of_stage(L, 3, stage) + (stage in (0, 2)))
-        ends = calls(program, "dp_shard", kind="all_gather") - times * units
-        if stage == 2 and reshard:  # the last stage's head stays gathered from each forward to its backward
-            assert -m <= ends <= 0
-        else:
-            assert ends == 0
-        assert calls(program, "dp_shard", kind="reduce_scatter") == units
+        gathers = {k: t for k, t in rows(program, "dp_shard").items() if k.kind == "all_gather"}
+        again = layers + (stage == 0)
+        assert sum(int(t.calls) for t in gathers.values()) == times * again + (stage == 2)
+        elements = times * (layers * LAYER + (stage == 0) * embedding) + (stage == 2) * head
+        assert sum(int(t.payload_bytes) for t in gathers.values()) == 2 * elements
+        assert calls(program, "dp_shard", kind="reduce_scatter") == layers + (stage != 1)
 
 
 # --- tensor parallelism -----------------------------------------------------------------------------------------------
@@ -240,8 +243,9 @@ def test_gathers_under_a_pipeline(schedule: str, stage: int) -> None:
 def test_tensor_parallel_bytes_of_a_layer(
     engine: Engine, tensor: str, recompute: str, times: int, exchanges: int, t: int
 ) -> None:
-    """4 all-reduces, 8ρ(t)·X (Megatron-LM, 2019, section 3), 6 and 12 with recompute. Sequence parallelism sends as much in twice
-    as many halves; Megatron gathers two inputs again in backward, which makes 10, and 14 with recompute."""
+    """4 all-reduces, 8ρ(t)·X (Megatron-LM, 2019, section 3), 6 and 12 with recompute. Sequence parallelism sends as
+    much in twice as many halves; Megatron gathers two inputs again in backward, which makes 10, and 14 with
+    recompute."""
     more, fewer = (step(engine, 3, model=llama(n), tp=t, tensor=tensor, recompute=recompute) for n in (L + 1, L))
     assert sent(more, "tp", what="activations") - sent(fewer, "tp", what="activations") == 3 * times * rho(t) * X
     assert calls(more, "tp", what="activations") - calls(fewer, "tp", what="activations") == 3 * exchanges
@@ -249,8 +253,8 @@ def test_tensor_parallel_bytes_of_a_layer(
 
 @pytest.mark.parametrize(("tensor", "times"), [("tensor", 2 + 2), ("sequence", 2 + 3)])
 def test_tensor_parallel_bytes_of_the_ends(tensor: str, times: int) -> None:
-    """The embedding's output and the head's input gradient are all-reduced, 2ρ(t)·X each; under sequence parallelism they are a
-    scatter and a gather each, and Megatron gathers the head's input again."""
+    """The embedding's output and the head's input gradient are all-reduced, 2ρ(t)·X each; under sequence parallelism
+    they are a scatter and a gather each, and Megatron gathers the head's input again."""
     t = 4
     found = sent(step(MEGATRON, 1, tp=t, tensor=tensor), "tp", what="activations")
     assert found == rho(t) * X * (times + L * {"tensor": 8, "sequence": 10}[tensor])
@@ -295,7 +299,8 @@ def test_tied_embedding_across_a_pipeline() -> None:
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_micro_batches_in_flight(schedule: str, m: int) -> None:
-    """min(p - i, m) stage-sized activations under 1F1B, m under GPipe: what a Program of one micro-batch does not hold."""
+    """min(p - i, m) stage-sized activations under 1F1B, m under GPipe: what a Program of one micro-batch does not
+    hold."""
     p = 4
     for stage in range(p):
         one, many = (step(MEGATRON, n, pp=p, schedule=schedule, stage=stage) for n in (1, m))
@@ -334,8 +339,9 @@ STATISTICS = 2 * (4 + 4) * B * S
     ("recompute", "whole", "split"), [("none", 10, 24 + SCORES), ("selective", 10, 24), ("full", 2, 0)]
 )
 def test_activations_of_korthikanti(recompute: str, whole: int, split: Fraction, t: int) -> None:
-    """Korthikanti et al. (2022), table 2: sbh(34 + 5as/h); with tensor parallelism sbh(10 + 24/t + 5as/ht); with sequence
-    parallelism a t-th of the first; selective recompute leaves out 5as/h, full leaves 2sbh, the layer's input."""
+    """Korthikanti et al. (2022), table 2: sbh(34 + 5as/h); with tensor parallelism sbh(10 + 24/t + 5as/ht); with
+    sequence parallelism a t-th of the first; selective recompute leaves out 5as/h, full leaves 2sbh, the layer's
+    input."""
     sbh, statistics = S * B * H, STATISTICS * (recompute != "full")
     given = {"recompute": recompute, "attention": "eager"}
     assert saved(MEGATRON, gpt(), **given) == sbh * (whole + split) + statistics
@@ -345,8 +351,9 @@ def test_activations_of_korthikanti(recompute: str, whole: int, split: Fraction,
 
 @pytest.mark.parametrize("t", [1, 2])
 def test_activations_of_a_llama_with_flash_attention(t: int) -> None:
-    """A token and layer: block inputs and norm outputs 8h, q, k and v and the attention's output, gate, up and their product 6f,
-    fp32 log-sum-exp 4a and two reciprocal deviations; all of it a t-th under sequence parallelism, 8h + 8 whole without."""
+    """A token and layer: block inputs and norm outputs 8h, q, k and v and the attention's output, gate, up and their
+    product 6f, fp32 log-sum-exp 4a and two reciprocal deviations; all of it a t-th under sequence parallelism, 8h + 8
+    whole without."""
     q, kv = H, 2 * G * H // A
     split, whole = 2 * (q + kv) + 2 * q + 6 * F + 4 * A, 8 * H + 8
     assert saved(MEGATRON, llama(), tp=t, tensor="sequence") == B * S * (whole + split) / t
@@ -356,8 +363,8 @@ def test_activations_of_a_llama_with_flash_attention(t: int) -> None:
 
 
 def test_a_published_model_by_its_table() -> None:
-    """22 B GPT of Korthikanti et al., table 3 (a 64, h 6144, s 2048, b 4, t 8): 5as/h is 106.7, and sequence parallelism with
-    selective recompute leaves 34/(10 + 24/8 + 106.7/8) of what tensor parallelism saves, less than two thirds of a half."""
+    """22 B GPT of Korthikanti et al., table 3 (a 64, h 6144, s 2048, b 4, t 8): 5as/h is 106.7, and sequence
+    parallelism with selective recompute leaves 34/(10 + 24/8 + 106.7/8) of what tensor parallelism saves, a sixth."""
     model = load_model("megatron-22b")
     model = replace(model, attention=replace(model.attention, dropout=0.1), hidden_dropout=0.1)
     heads, h, s, b, t = model.attention.num_attention_heads, model.hidden_size, 2048, 4, 8
