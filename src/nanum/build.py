@@ -7,7 +7,7 @@ micro-batches. Sizes are ints or arrays: the same calls serve one layout and a h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from nanum.parallel.fully_shard import FullyShard
 from nanum.parallel.pipeline import DataParallel, Place, Step, step
 from nanum.parallel.replicated import Replicated
 from nanum.parallel.units import Unit, unit
-from nanum.sharding import BATCH_AXES, Shapes
+from nanum.sharding import BATCH_AXES, Shapes, Tensor
 
 T = TypeVar("T")
 
@@ -54,24 +54,41 @@ class Parts:
         structure = replace(self.structure, recompute=recompute)
         return replace(self, structure=structure, layer=layer_body(self.emitted_layer, recompute))
 
-    @cached_property
-    def units(self) -> tuple[Unit, Unit, Unit]:
-        return _three(
-            unit(self.shapes, b.weights, b.weight_grads, self.conventions)
-            for b in (self.embedding, self.layer, self.head)
-        )
+    @property
+    def table(self) -> Tensor:
+        """The embedding's weight: rows of the vocabulary."""
+        return self.embedding.weights[0]
+
+    @property
+    def head_without_table(self) -> tuple[Tensor, ...]:
+        """The head's weights but for the one that is the embedding's, where the two are tied and on one stage."""
+        return tuple(w for w in self.head.weights if w.name != "head")
 
     @cached_property
-    def buffers(self) -> tuple[Buffer, Buffer, Buffer]:
-        parts = (self.embedding, self.layer, self.head)
-        return _three(
-            buffer(self.shapes, b.weights, b.weight_grads, self.conventions, self.structure.zero) for b in parts
-        )
+    def units(self) -> tuple[Unit, Unit, Unit, Unit]:
+        """Of the embedding, a layer, the head, and the head without its table."""
+        return _four(unit(self.shapes, w, grads, self.conventions) for w, grads in self._weights())
+
+    @cached_property
+    def buffers(self) -> tuple[Buffer, Buffer, Buffer, Buffer]:
+        """As `units`."""
+        zero = self.structure.zero
+        return _four(buffer(self.shapes, w, grads, self.conventions, zero) for w, grads in self._weights())
+
+    def _weights(self) -> Iterable[tuple[tuple[Tensor, ...], Mapping[Tensor, Tensor]]]:
+        for body in (self.embedding, self.layer, self.head):
+            yield body.weights, body.weight_grads
+        yield self.head_without_table, self.head.weight_grads
+
+    @property
+    def table_grad_bytes(self) -> Any:
+        """The gradient that the head leaves for the table, which the embedding's is added to."""
+        return sum(self.shapes.bytes(self.head.weight_grads[w]) for w in self.head.weights if w.name == "head")
 
 
-def _three(found: Iterable[T]) -> tuple[T, T, T]:
-    a, b, c = found
-    return a, b, c
+def _four(found: Iterable[T]) -> tuple[T, T, T, T]:
+    a, b, c, d = found
+    return a, b, c, d
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +129,7 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bo
         rank_order=layout.rank_order,
     )
     shapes, numerics = parts.shapes, parts.conventions.numerics
-    table = parts.embedding.weights[0]
+    table = parts.table
     chain = Chain(
         where,
         parts.embedding,
@@ -124,6 +141,7 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bo
         input_bytes=where.take(8 * shapes.part("B", BATCH_AXES) * shapes.part("S", ("cp",))),
         frame_bytes=rotary_angles_bytes(model, parts.conventions, job.seq_len),
         tied_elements=where.take(shapes.elements(table.dims, table.split)) if model.tie_word_embeddings else None,
+        tied_grad_bytes=where.take(parts.table_grad_bytes) if model.tie_word_embeddings else 0,
     )
     data = _data_parallel(chain, parts, layout.structure, engine)
     return step(chain, data, layout.structure, parts.conventions, Place(stage, layout.pp, m, at), seen)
@@ -164,13 +182,16 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
 
 def _data_parallel(chain: Chain, parts: Parts, structure: Structure, engine: Engine) -> DataParallel:
     s, shapes, conventions = chain.stage, parts.shapes, parts.conventions
-    presences = (s.embeds, 1, s.heads)
+    shares = s.embeds * s.heads * (chain.tied_elements is not None)  # is the head's table the embedding's?
     if engine.data_parallel == "flat_buffers":
-        buffers = _three(b.times(n, s.take) for b, n in zip(parts.buffers, presences, strict=True))
-        return FlatBuffers(
-            chain, conventions, structure, *buffers, data_ranks=shapes.ranks(("dp_replicate", "dp_shard", "cp"))
-        )
-    embedding, layer, head = _three(u.times(n, s.take) for u, n in zip(parts.units, presences, strict=True))
+        table, layers, with_table, without = parts.buffers
+        last = with_table.times(s.heads - shares, s.take) + without.times(shares, s.take)
+        data_ranks = shapes.ranks(("dp_replicate", "dp_shard", "cp"))
+        ends = table.times(s.embeds, s.take), layers.times(1, s.take), last
+        return FlatBuffers(chain, conventions, structure, *ends, data_ranks=data_ranks)
+    first, each, whole, rest = parts.units
+    embedding, layer = first.times(s.embeds, s.take), each.times(1, s.take)
+    head = whole.times(s.heads - shares, s.take) + rest.times(shares, s.take)
     if engine.data_parallel == "plain_or_fully_shard" and structure.zero == 0:
         return Replicated(chain, conventions, embedding, layer, head)
     if conventions.units == "root":

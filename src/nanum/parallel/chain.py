@@ -50,6 +50,7 @@ class Chain:
     pp: Any
     input_bytes: Any  # token ids of one micro-batch
     frame_bytes: Any = 0  # what the model's frame holds from its embedding to the end of its forward pass
+    tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
 
     def count(self, place: Place) -> Any:
@@ -107,7 +108,14 @@ class Chain:
     def backward(self, begin: list[Node], around: Around) -> list[Node]:
         """Backward through the parts; `begin` is what an engine does once the loss's gradient is there."""
         loss = Repeat(self.stage.heads, (Repeat(1, self.head.loss_backward, self.stage.at),))
-        return [loss, *begin, *self._run(("head", "last", "middle", "first", "embedding"), "backward", around)]
+        shared = self.tied_grad_bytes * self.stage.embeds * self.stage.heads
+        return [
+            loss,
+            *begin,
+            *self._run(("head", "last", "middle", "first"), "backward", around),
+            *self._run(("embedding",), "backward", around),
+            Held("grads", -shared),
+        ]
 
     @property
     def output_bytes(self) -> Any:

@@ -56,6 +56,28 @@ class Buffer:
             tuple(take(q) * presence for q in self.sizes),
         )
 
+    def __add__(self, other: Buffer) -> Buffer:
+        """Of two of which each stage has one at the most: that one."""
+        gather = _sum(self.gather, other.gather) if self.gather and other.gather else None
+        return Buffer(
+            gather,
+            tuple(_sum(a, b) for a, b in zip(self.reduce, other.reduce, strict=True)),
+            self.elements + other.elements,
+            self.shard_elements + other.shard_elements,
+            self.transient_grads_bytes + other.transient_grads_bytes,
+            self.tp_grads_elements + other.tp_grads_elements,
+            (*self.sizes, *other.sizes),
+        )
+
+
+def _sum(a: Collective, b: Collective) -> Collective:
+    return replace(
+        a,
+        calls=a.calls + b.calls,
+        payload_bytes=a.payload_bytes + b.payload_bytes,
+        wire_bytes=a.wire_bytes + b.wire_bytes,
+    )
+
 
 def buffer(
     shapes: Shapes, weights: Iterable[Tensor], grads: Mapping[Tensor, Tensor], conventions: Conventions, zero: int

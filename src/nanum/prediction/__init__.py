@@ -22,7 +22,7 @@ from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
-from nanum.layout import Layout, Structure
+from nanum.layout import Layout
 from nanum.model import Model
 from nanum.parallel.pipeline import Step
 from nanum.prediction.reference import parameters, reference
