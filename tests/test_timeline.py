@@ -59,8 +59,6 @@ def simulate(nodes, layout):
                 elif seconds > 0:
                     end = max(clock["now"], streams.get(node.stream, 0.0)) + seconds
                     streams[node.stream] = tickets[node.stream, node.ticket] = end
-                else:
-                    tickets[node.stream, node.ticket] = clock["now"]
             elif isinstance(node, Wait):
                 clock["now"] = max(clock["now"], tickets.get((node.stream, node.ticket), 0.0))
             elif isinstance(node, Repeat):
@@ -177,3 +175,11 @@ def test_rows_of_the_ledger_are_told_apart():
 def test_no_rounds_change_nothing(count):
     body = fold([exchange(2, "gather", "a"), compute(1)], Told())
     assert same(body.times(count).total_seconds, 2 * np.asarray(count))
+
+
+def test_an_exchange_of_no_seconds_hides_none():
+    """Where one axis has one rank, its all-reduce follows the reduce-scatter of the other under the same ticket."""
+    none = np.array([0, 0, 3])
+    nodes = [exchange(5, "reduce", "a"), exchange(none, "reduce", "a"), Wait("reduce", "a"), compute(1)]
+    assert same(fold(nodes, Told()).total_seconds, np.array([6, 6, 9]))
+    assert same(fold([*nodes[:1], exchange(0, "reduce", "a"), *nodes[2:]], Told()).total_seconds, 6)

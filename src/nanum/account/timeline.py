@@ -204,7 +204,7 @@ def fold(nodes: Sequence[Node], cost: Cost, known: Known | None = None, bodies: 
     `known` remembers bodies, which programs of one cost share. `bodies` is the cost inside repeats whose body is in a
     space of its own; where it is not given it is worked out for each.
 
-    An exchange of no seconds takes no part: its ticket is complete at once, and does not queue behind the stream.
+    An exchange of no seconds takes no part: who waits for its ticket waits for what was started with it before.
 
     Raises:
         ValueError: an exchange or a kernel cannot be costed (`Cost`).
@@ -295,13 +295,11 @@ class _Run:
         takes_part = np.asarray(seconds) > 0
         if takes_part.all():
             self.rows[stream] = self.rows[ticket] = _delayed(_later(_row(self.rows, stream), now), seconds)
-        elif not takes_part.any():
-            self.rows[ticket] = now
-        else:
+        elif takes_part.any():
             before = _row(self.rows, stream)
             end = _delayed(_later(before, now), seconds)
+            self.rows[ticket] = _chosen(takes_part, end, _row(self.rows, ticket))
             self.rows[stream] = _chosen(takes_part, end, before)
-            self.rows[ticket] = _chosen(takes_part, end, now)
 
     def wait(self, node: Wait) -> None:
         self.rows[COMPUTE] = _later(self._now(), _row(self.rows, (node.stream, node.ticket)))
