@@ -35,7 +35,6 @@ DTYPE = {"bfloat16": "bf16", "float32": "fp32"}
 OUTSIDE = ("clip", "optimizer")
 
 DIFFERENT = {
-    "fsdp4_tied": "the table that embedding and head share is gathered and reduced twice, not once",
     "fsdp2_tp2_sp_uneven-rank1": "of a vocabulary that tp does not divide the last rank has less than the first",
     "1F1B_pp2_fsdp2_tp2_sp_no_reshard": "norm weights' sums over tp: bf16 in each backward, not fp32 once a step",
     "1F1B_pp2_fsdp2_tp2_sp_no_reshard_full": "norm weights' sums over tp: bf16 in each backward, not fp32 once a step",
