@@ -198,6 +198,17 @@ def test_a_step_leaves_what_it_found(case: Case) -> None:
             assert after.get(category, 0) == resident.get(category, 0), category
 
 
+@pytest.mark.parametrize("engine", [MEGATRON, TORCHTITAN, TORCH], ids=lambda e: e.name)
+def test_without_a_pipeline_no_schedule_matters(engine: Engine) -> None:
+    """Each micro-batch goes forward and back before the next."""
+    attention, mlp = Attention(4, 4, 8), Mlp(64, gated=True, activation="silu")
+    model = Model("one stage", 32, 512, 2, 64, attention, mlp, "rms_norm", "rotary", False)
+    layouts = (Layout(dp_shard=2, structure=Structure(schedule=schedule)) for schedule in ("1f1b", "gpipe"))
+    one, other = (build(model, Job(16, 12), layout, engine, 0) for layout in layouts)
+    assert moment(one.program) == moment(other.program)
+    assert one.rounds == other.rounds
+
+
 @quick
 @given(cases(most=3))
 def test_no_category_is_ever_negative_at_the_peak(case: Case) -> None:

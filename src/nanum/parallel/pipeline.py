@@ -16,7 +16,7 @@ from nanum.arrays import most
 from nanum.conventions import Conventions
 from nanum.layout import Layout, Structure
 from nanum.parallel.chain import Chain
-from nanum.program import Collective, Held, Node, Repeat
+from nanum.program import PIPELINE_STREAM, Collective, Held, Node, Repeat
 from nanum.schedule import runs
 
 
@@ -45,17 +45,17 @@ class Step:
     order: tuple[tuple[Any, tuple[str, ...]], ...]  # (rounds, names of actions)
     optimizer: tuple[Node, ...]
     send: Collective  # across a border, one way, of one micro-batch
-    place: Place
+    position: Position
     layout: Layout  # of each distinct stage
 
     @property
     def at(self) -> np.ndarray | None:
         """From distinct stages, for which actions are emitted, to all stages of all layouts."""
-        return self.place.at
+        return self.position.at
 
     def scheduled(self, structure: Structure) -> Step:
         """The same actions in another schedule's order."""
-        return replace(self, order=order(self.place, structure))
+        return replace(self, order=order(self.position, structure))
 
     @property
     def rounds(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Actions(Mapping[str, tuple[Node, ...]]):
 
 
 def step(
-    chain: Chain, data: DataParallel, structure: Structure, conventions: Conventions, place: Place, layout: Layout
+    chain: Chain, data: DataParallel, structure: Structure, conventions: Conventions, position: Position, layout: Layout
 ) -> Step:
     """The actions of a stage, and how often each occurs. Without a pipeline every forward gathers and every backward
     reduces.
@@ -133,11 +133,11 @@ def step(
     send = _send(chain, "forward", (chain.pp > 1) * 1)
     ids = Held("buffers", chain.input_bytes * (stage.embeds | stage.heads), "token ids")
     actions = Actions(chain, data, structure, conventions)
-    return Step((*data.resident(), ids), actions, order(place, structure), tuple(end), send, place, layout)
+    return Step((*data.resident(), ids), actions, order(position, structure), tuple(end), send, position, layout)
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Position:
     """Where stages are in their pipelines: index, stages and micro-batches, ints or arrays over all stages of all
     layouts.
     """
@@ -148,10 +148,11 @@ class Place:
     at: np.ndarray | None = None  # from distinct stages
 
 
-def order(place: Place, structure: Structure) -> tuple[tuple[Any, tuple[str, ...]], ...]:
+def order(position: Position, structure: Structure) -> tuple[tuple[Any, tuple[str, ...]], ...]:
     """Runs of like actions, as `schedule.name_of` names them; those that no stage does are left out."""
-    m = place.num_microbatches
-    run = runs(structure.schedule, place.pp, place.stage, m)
+    m = position.num_microbatches
+    alone = not structure.pipelined  # then each forward is followed by its backward, whatever schedule is named
+    run = runs("1f1b" if alone else structure.schedule, position.pp, position.stage, m)
     ahead = run.warmup + (run.steady > 0)  # forwards before the first backward
     pairs = most(run.steady - 1, 0)  # a forward and a backward, after the first backward
     tail = m - 1 - pairs  # backwards on their own
@@ -163,9 +164,9 @@ def order(place: Place, structure: Structure) -> tuple[tuple[Any, tuple[str, ...
         ((m > 1) * 1, ("backward.first",)),
         (pairs - last_paired, ("forward.paired", "backward.paired")),
         (last_paired, ("forward.paired", "backward.last_paired")),
+        (most(tail - 1, 0), ("backward",)),
+        ((tail > 0) * 1, ("backward.last",)),
     ]
-    if structure.pipelined:
-        counted += [(most(tail - 1, 0), ("backward",)), ((tail > 0) * 1, ("backward.last",))]
     return tuple((rounds, names) for rounds, names in counted if np.any(rounds))
 
 
@@ -194,5 +195,5 @@ def _backward(chain: Chain, nodes: list[Node], conventions: Conventions) -> list
 def _send(chain: Chain, phase: Any, presence: Any) -> Collective:
     size = chain.output_bytes * presence
     return Collective(
-        "send", ("pp",), phase, "activations", chain.dtype, chain.pp, presence, size, size, "pipeline", "send"
+        "send", ("pp",), phase, "activations", chain.dtype, chain.pp, presence, size, size, PIPELINE_STREAM, "send"
     )
