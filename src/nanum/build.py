@@ -26,7 +26,7 @@ from nanum.model import Model
 from nanum.parallel.chain import Chain, Stage
 from nanum.parallel.flat_buffers import Buffer, FlatBuffers, buffer
 from nanum.parallel.fully_shard import FullyShard
-from nanum.parallel.pipeline import DataParallel, Place, Step, step
+from nanum.parallel.pipeline import DataParallel, Position, Step, step
 from nanum.parallel.replicated import Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.sharding import BATCH_AXES, Shapes, Tensor
@@ -144,7 +144,7 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bo
         tied_grad_bytes=where.take(parts.table_grad_bytes) if model.tie_word_embeddings else 0,
     )
     data = _data_parallel(chain, parts, layout.structure, engine)
-    return step(chain, data, layout.structure, parts.conventions, Place(stage, layout.pp, m, at), seen)
+    return step(chain, data, layout.structure, parts.conventions, Position(stage, layout.pp, m, at), seen)
 
 
 def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:
@@ -207,8 +207,3 @@ def body_space(layout: Layout) -> tuple[np.ndarray | None, Layout]:
     rows, at = distinct([*columns, 0 * layout.pp])
     fields: dict[str, Any] = dict(zip(BODY_FIELDS, rows, strict=False))
     return at, Layout(**fields, pp=1, structure=layout.structure, rank_order=layout.rank_order)
-
-
-def one_device(structure: Structure | None = None) -> Layout:
-    """Everything on one device, one sequence at a time."""
-    return Layout(structure=structure or Structure(zero=0))

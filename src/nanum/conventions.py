@@ -43,10 +43,8 @@ class Conventions:
     )
     step_keeps_logits: bool = False  # the caller's frame holds them until the step's end
     rope_in_forward: bool = False  # rotary tables are made in each forward pass, and saved; otherwise they are there
-    sums_in_place: bool = False  # autograd adds a second gradient into the first
     vocab_multiple_per_tp: int = 1  # the vocabulary is padded to a multiple of this times tp
     units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
     root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?
     reduce_copies: bool = False  # gloo reduces a copy of its input
-    overlaps_data_parallel: bool = True
     bucket_elements: int = 0  # 0: one exchange a unit

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+LONGEST_WORD = 80  # characters of a user's word that a reason repeats
+
 
 class Refused(ValueError):
     """A question that cannot be asked, with every reason at once, in the user's words."""
@@ -16,3 +18,8 @@ class Refused(ValueError):
 
     def __str__(self) -> str:
         return "\n".join(self.reasons)
+
+
+def cut_short(word: str, longest: int = LONGEST_WORD) -> str:
+    """A user's word as a reason repeats it: not longer than a line."""
+    return word if len(word) <= longest else f"{word[: longest - 1]}…"

@@ -16,6 +16,12 @@ Phase = Literal["forward", "recompute", "backward", "optimizer"]
 Category = Literal["params", "grads", "optimizer_states", "activations", "buffers"]
 
 
+DATA_STREAM = "data"
+"""Gathers of weights and reductions of gradients: what the compute awaits by a ticket."""
+PIPELINE_STREAM = "pipeline"
+"""Sends between stages: the schedule's recurrence waits for them, not the stage."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Compute:
     """One kernel. `shape` is (m, n, k) of a matmul, and () of anything else; `bytes_moved` are read and written."""
@@ -26,6 +32,7 @@ class Compute:
     bytes_moved: Quantity
     dtype: str
     shape: tuple[Quantity, ...] = ()
+    attention: bool = False  # a flash kernel: no matmul of one shape, and not bound by memory
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 from numbers import Integral
 from typing import Any, get_args
 
 from nanum.cluster import Cluster
 from nanum.job import Job, Optimizer, Precision
-from nanum.layout import AXES, Layout, Recompute, Schedule
+from nanum.layout import AXES, Layout, Recompute, Schedule, TensorParallel
 from nanum.model import Model
 
 MOST_BYTES = 2**62  # byte counts are 64-bit integers; a factor of two is left for sums
@@ -32,7 +33,7 @@ class Rule:
 def broken(rules: Iterable[Rule], model: Model, job: Job, cluster: Cluster, layout: Layout) -> list[str]:
     """Every reason why one layout is impossible; empty when it is possible."""
     if not all(_is_whole(read(job, layout)) for read in SIZES.values()):
-        rules = SIZE_RULES  # nothing can be computed with such a size
+        rules = [rule for rule in rules if rule in SIZE_RULES]  # nothing can be computed with such a size
     return [rule.say(model, job, cluster, layout) for rule in rules if rule.broken(model, job, cluster, layout)]
 
 
@@ -62,6 +63,8 @@ CHOICES: dict[str, tuple[Callable[[Job, Layout], Any], tuple[Any, ...]]] = {
     "zero": (lambda job, layout: layout.structure.zero, (0, 1, 2, 3)),
     "schedule": (lambda job, layout: layout.structure.schedule, get_args(Schedule)),
     "recompute": (lambda job, layout: layout.structure.recompute, get_args(Recompute)),
+    "tensor": (lambda job, layout: layout.structure.tensor, get_args(TensorParallel)),
+    "attention": (lambda job, layout: layout.structure.attention, ("flash", "eager")),
 }
 
 
@@ -100,13 +103,18 @@ def _rough_bytes(model: Model, job: Job) -> int:
     return 64 * int(job.tokens_per_step) * (model.num_hidden_layers * a_layer + 3 * model.vocab_size)
 
 
+def _world(layout: Layout) -> Any:
+    """Read by the axes' own names: a rank order may name others, and is then a reason of its own."""
+    return prod(getattr(layout, axis) for axis in AXES)
+
+
 SIZE_RULES = tuple(_size_rule(name) for name in SIZES)
 
 WORLD = Rule(
     "the axes do not multiply to the GPUs of the cluster",
-    lambda model, job, cluster, layout: layout.world != cluster.gpus,
+    lambda model, job, cluster, layout: _world(layout) != cluster.gpus,
     lambda model, job, cluster, layout: (
-        f"dp_replicate·dp_shard·cp·tp·pp = {layout.world}, but the cluster has {cluster.gpus} GPUs"
+        f"dp_replicate·dp_shard·cp·tp·pp = {_world(layout)}, but the cluster has {cluster.gpus} GPUs"
     ),
 )
 RANK_ORDER = Rule(
@@ -172,7 +180,9 @@ CONTEXT_PARALLEL = Rule(
 )
 POSITIONS = Rule(
     "seq_len exceeds the rows of the learned positions",
-    lambda model, job, cluster, layout: model.position == "learned" and job.seq_len > model.max_position_embeddings,
+    lambda model, job, cluster, layout: (
+        model.position == "learned" and _is_whole(job.seq_len) and job.seq_len > model.max_position_embeddings
+    ),
     lambda model, job, cluster, layout: (
         f"seq_len={job.seq_len} exceeds max_position_embeddings={model.max_position_embeddings}, "
         "and learned positions end there"
@@ -180,7 +190,9 @@ POSITIONS = Rule(
 )
 TOO_LARGE_TO_COUNT = Rule(
     "byte counts would not fit 64 bits",
-    lambda model, job, cluster, layout: _rough_bytes(model, job) > MOST_BYTES,
+    lambda model, job, cluster, layout: (
+        _is_whole(job.seq_len) and _is_whole(job.global_batch_size) and _rough_bytes(model, job) > MOST_BYTES
+    ),
     lambda model, job, cluster, layout: (
         f"seq_len={job.seq_len} and global_batch_size={job.global_batch_size}: too large to count the bytes of a step"
     ),

@@ -145,8 +145,8 @@ class Cost:
         """Seconds of one kernel; 0 where it does nothing.
 
         A matmul of m n k = flops / 2 (a batch of them counts all its tiles) takes flops / sustained * (1 + depth / k)
-        * (1 + tile * multiprocessors * TILE_AREA * 2k / flops), or its memory time if that is longer. An operator named
-        attention... without a shape counts causal FLOPs.
+        * (1 + tile * multiprocessors * TILE_AREA * 2k / flops), or its memory time if that is longer. A flash attention kernel
+        counts causal FLOPs.
 
         Raises:
             ValueError: the chip states no rate for the node's dtype.
@@ -163,7 +163,7 @@ class Cost:
             unfilled = 2 * known.matmul_tile.value * chip.multiprocessors.value * TILE_AREA * k
             busy = (node.flops + unfilled) * (1 + known.matmul_depth.value / k) / self._rate(node.dtype)["matmul"]
             seconds = np.maximum(busy, seconds)
-        elif node.name.startswith("attention"):
+        elif node.attention:
             direction = "backward" if node.phase == "backward" else "forward"
             seconds = np.maximum(node.flops / self._rate(node.dtype)[direction], seconds)
         return np.maximum(seconds, known.launch_seconds.value) * ((node.flops > 0) | (node.bytes_moved > 0))

@@ -9,7 +9,7 @@ from typing import Any
 
 from nanum.units import GIB, MB
 
-RESERVED_OVER_ALLOCATED = 1.04
+RESERVED_PERCENT = 104
 """Median of 22 published runs that state both (SimuMax's B200 runs; 1.03 to 1.09)."""
 CONTEXT_BYTES = int(0.55 * GIB)
 """A CUDA context (ml-engineering, training/performance: about 0.5 GiB of an A100)."""
@@ -27,7 +27,7 @@ class Assumed:
 ASSUMED = (
     Assumed(
         "reserved over allocated memory",
-        RESERVED_OVER_ALLOCATED,
+        RESERVED_PERCENT / 100,
         "median of SimuMax's published B200 runs, 1.03 to 1.09",
     ),
     Assumed("CUDA context, bytes", CONTEXT_BYTES, "ml-engineering, training/performance/README.md"),
@@ -38,7 +38,7 @@ ASSUMED = (
 
 def reserved_bytes(allocated_bytes: Any) -> Any:
     """What the caching allocator holds of the device, ints or arrays."""
-    return allocated_bytes + allocated_bytes * 4 // 100
+    return allocated_bytes * RESERVED_PERCENT // 100
 
 
 def context_bytes(group_sizes: tuple[Any, ...]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from nanum.account.cost import Cost
 from nanum.arrays import most, take
-from nanum.program import Collective, Compute, Node, Repeat
+from nanum.program import DATA_STREAM, Collective, Compute, Node, Repeat
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,6 @@ class Totals:
         return most(self.compute, self.streamed)
 
 
-AWAITED = "data"
 Known = dict[tuple[tuple[Node, ...], Cost], Totals]
 
 
@@ -44,7 +43,7 @@ def totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Known) -> T
         elif isinstance(node, Collective):
             if node.stream is None:
                 compute = compute + cost.collective_seconds(node)
-            elif node.stream == AWAITED:
+            elif node.stream == DATA_STREAM:
                 streamed = streamed + cost.collective_seconds(node)
         elif isinstance(node, Repeat):
             body = totals(node.body, cost if node.at is None else bodies, bodies, known)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nanum.cluster import Chip, Cluster
 from nanum.cluster.parse import DATA, MOST_GPUS, chip_names, from_table, read_toml, trusted, unknown_chip
-from nanum.errors import Refused
+from nanum.errors import Refused, cut_short
 
 _LARGEST_FILE_BYTES = 2**20  # a cluster file has a page or two
 _LONGEST_NUMBER = len(str(MOST_GPUS)) + 12  # digits; more are certainly too many GPUs, and slow to read
@@ -39,9 +39,8 @@ def load(word: str) -> Cluster:
 
     close = difflib.get_close_matches(word.lower(), named, n=3)
     hint = f"close: {', '.join(close)}; " if close else ""
-    said = word if len(word) <= 80 else f"{word[:79]}…"
     raise Refused(
-        f"unknown cluster '{said}': neither NODESxGPUSxCHIP (such as 8x8xh100-sxm), a preset, nor a TOML file "
+        f"unknown cluster '{cut_short(word)}': neither NODESxGPUSxCHIP (such as 8x8xh100-sxm), a preset, nor a TOML file "
         f"({hint}`nanum clusters` lists presets and chips)"
     )
 
@@ -90,9 +89,11 @@ def _read(path: Path) -> Cluster:
     import tomllib
 
     try:
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise Refused(f"{path}: too large for a cluster file ({path.stat().st_size:,} bytes)")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as opened:  # a device has no size: read no more than is taken
+            raw = opened.read(_LARGEST_FILE_BYTES + 1)
+        if len(raw) > _LARGEST_FILE_BYTES:
+            raise Refused(f"{path}: too large for a cluster file (over {_LARGEST_FILE_BYTES:,} bytes)")
+        table = tomllib.loads(raw.decode("utf-8-sig").replace("\r\n", "\n"))  # editors may begin a file with a mark
     except FileNotFoundError:
         raise Refused(f"{path}: no such file") from None
     except OSError as error:
@@ -101,6 +102,10 @@ def _read(path: Path) -> Cluster:
         raise Refused(f"{path}: not TOML ({error})") from None
     except (UnicodeDecodeError, RecursionError):
         raise Refused(f"{path}: not TOML") from None
-    except ValueError:  # a NUL in the name
-        raise Refused(f"{str(path)!r}: no such file") from None
+    except Refused:
+        raise
+    except ValueError:
+        if "\0" in str(path):
+            raise Refused(f"{str(path)!r}: no such file") from None
+        raise Refused(f"{path}: not TOML (a number is too long)") from None  # int() takes no thousands of digits
     return from_table(table, path.stem, where=str(path))

@@ -20,15 +20,12 @@ class Engine:
     name: str
     version: str
     default_zero: int
-    zero_stages: tuple[int, ...]
+    searched_zero_stages: tuple[int, ...]  # those that a plan tries
     data_parallel: Literal["fully_shard", "plain_or_fully_shard", "flat_buffers"]
     conventions: Callable[[Model, Job, Structure], Conventions]
     layers_of_stage: Callable[[int, Any, Any], Any]
     rules: tuple[Rule, ...]
-
-    def default_reshard(self, pp: Any) -> Any:
-        """FSDP2's policy in torchtitan: reshard after forward, unless there is a pipeline."""
-        return pp == 1 if self.name == "torchtitan" else True
+    default_reshard: Callable[[int], bool] = lambda pp: True  # are weights resharded after forward, with pp stages?
 
 
 def zero_rule(engine: str, stages: tuple[int, ...], why: str) -> Rule:

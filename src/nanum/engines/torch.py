@@ -34,7 +34,6 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         rope_in_forward=True,
         units="root",
         root_reshards=True,
-        overlaps_data_parallel=False,
     )
 
 
@@ -56,7 +55,7 @@ TORCH = Engine(
     name="torch",
     version="2.13.0",
     default_zero=0,
-    zero_stages=(0, 3),
+    searched_zero_stages=(0, 3),
     data_parallel="plain_or_fully_shard",
     conventions=conventions,
     layers_of_stage=layers_of_stage,

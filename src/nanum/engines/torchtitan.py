@@ -82,7 +82,7 @@ RULES = (
         ),
     ),
     Rule(
-        "1F1B needs as many micro-batches as stages (torch)",
+        "a pipeline needs as many micro-batches as stages (torch)",
         lambda model, job, cluster, layout: _num_microbatches(job, layout) < layout.pp,
         lambda model, job, cluster, layout: (
             f"pp={layout.pp} needs at least {layout.pp} micro-batches, and there are {_num_microbatches(job, layout)}: "
@@ -96,9 +96,10 @@ TORCHTITAN = Engine(
     name="torchtitan",
     version="b5bcd76 (2026-08), torch 2.13",
     default_zero=3,
-    zero_stages=(3,),
+    searched_zero_stages=(3,),
     data_parallel="fully_shard",
     conventions=conventions,
     layers_of_stage=layers_of_stage,
     rules=RULES,
+    default_reshard=lambda pp: pp == 1,  # parallelize.py: "default" keeps weights gathered under a pipeline
 )

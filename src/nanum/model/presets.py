@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nanum.errors import Refused
+from nanum.errors import Refused, cut_short
 from nanum.model import Model
 from nanum.model.config import from_config, trusted
 from nanum.units import MIB
@@ -56,16 +57,25 @@ def load(word: str) -> Model:
     close = difflib.get_close_matches(word.lower(), by_name, n=3)
     names = list(dict.fromkeys(by_name[name].name for name in close))
     hint = f"close: {', '.join(names)}; " if names else ""
-    said = word if len(word) <= 80 else f"{word[:79]}…"
-    raise Refused(f"unknown model '{said}': neither a preset nor a file ({hint}`nanum models` lists the presets)")
+    raise Refused(f"unknown model '{cut_short(word)}': neither a preset nor a file ({hint}`nanum models` lists the presets)")
 
 
 def _read(path: Path) -> Model:
     file = path / "config.json" if path.is_dir() else path
+    twice: list[str] = []
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return found
+
     try:
-        if file.stat().st_size > _LARGEST_FILE_BYTES:
-            raise Refused(f"{file}: too large for a config.json ({file.stat().st_size:,} bytes)")
-        config = json.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:  # a device has no size: read no more than is taken
+            raw = opened.read(_LARGEST_FILE_BYTES + 1)
+        if len(raw) > _LARGEST_FILE_BYTES:
+            raise Refused(f"{file}: too large for a config.json (over {_LARGEST_FILE_BYTES:,} bytes)")
+        config = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=table)  # editors may begin a file with a mark
     except FileNotFoundError:
         raise Refused(f"{file}: no such file") from None
     except OSError as error:
@@ -76,8 +86,12 @@ def _read(path: Path) -> Model:
         raise Refused(f"{file}: not JSON (not text)") from None
     except json.JSONDecodeError as error:
         raise Refused(f"{file}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})") from None
+    except ValueError:  # int() takes no number of thousands of digits
+        raise Refused(f"{file}: not JSON (a number is too long)") from None
     if not isinstance(config, dict):
         raise Refused(f"{file}: not the JSON object that a config.json holds")
+    if twice:
+        raise Refused(f"{file}: the key '{cut_short(key)}' stands there more than once" for key in dict.fromkeys(twice))
     folder = file.resolve().parent.name
     return from_config(config, folder if file.name == "config.json" and folder else file.stem, where=str(file))
 

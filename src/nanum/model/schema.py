@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from nanum.errors import cut_short
 from nanum.model.config import ACTIVATIONS
 
 
@@ -123,7 +124,7 @@ def reasons(config: Mapping[str, Any]) -> list[str]:
     """Every reason why `config` is not a model that can be counted; empty when it is one."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _SCHEMAS:
-        said = "model_type is missing" if model_type is None else f"model_type '{model_type}' is not modelled"
+        said = "model_type is missing" if model_type is None else f"model_type {_as_written(model_type)} is not modelled"
         return [f"{said} (known: {', '.join(_SCHEMAS)})"]
     schema = _SCHEMAS[model_type]
     found = list(_invalid_values(schema, config)) + list(_unhonoured(schema, config))
@@ -155,12 +156,15 @@ def _unhonoured(schema: type[_Schema], config: Mapping[str, Any]) -> Iterator[st
             if value:
                 yield f"{key} = {_as_written(value)}: {_NOT_MODELLED[key]}"
         elif key == "layer_types":
+            if not isinstance(value, list | None):
+                yield f"layer_types = {_as_written(value)} is not a list"
+                continue
             others = sorted({str(kind) for kind in value or ()} - {"full_attention"})
             if others:
-                yield f"layer_types has {', '.join(others)}: only full_attention is modelled yet"
+                yield f"layer_types has {cut_short(', '.join(others))}: only full_attention is modelled yet"
         elif key not in schema.model_fields and key not in _PASSED_OVER and not key.startswith("_"):
             close = difflib.get_close_matches(key, schema.model_fields, n=1, cutoff=0.8)
-            yield f"unknown key '{key}'" + (f" (did you mean {close[0]}?)" if close else "")
+            yield f"unknown key '{cut_short(key)}'" + (f" (did you mean {close[0]}?)" if close else "")
 
 
 def _unfit(config: Mapping[str, Any]) -> Iterator[str]:
@@ -186,5 +190,4 @@ def _unfit(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _as_written(value: Any, longest: int = 60) -> str:
     """A value as JSON writes it, cut short."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+    return cut_short(json.dumps(value, ensure_ascii=False, default=str), longest)

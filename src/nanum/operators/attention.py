@@ -10,10 +10,14 @@ from nanum.operators.elementwise import dropout
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
 
+CORE = "attention core"
+"""The region that Megatron's selective recompute runs again."""
+
 
 def attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
     """`softmax(q k^T) v` for q [B, S, Q], k and v [B, S, K]; heads are split as Q is."""
-    return _flash(t, q, k, v) if t.flash else _eager(t, q, k, v, probability)
+    with t.region(CORE):
+        return _flash(t, q, k, v) if t.flash else _eager(t, q, k, v, probability)
 
 
 def _heads(q: Tensor, name: str, dims: tuple[str, ...], dtype: str) -> Tensor:
@@ -25,11 +29,11 @@ def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = q.like(name="attention")
     lse = _heads(q, "lse", ("B", "S", "A"), "fp32")
     flops = 2.0 * t.shapes.elements(q.dims, q.split) * t.shapes.dims["S"]
-    t.emit("attention", (q, k, v), (out, lse), flops)
+    t.emit("attention", (q, k, v), (out, lse), flops, attention=True)
 
     def transpose() -> None:
         new = [x.like(name="d_" + x.name) for x in (q, k, v)]
-        t.emit("attention_backward", (t.grad(out), q, k, v, out, lse), new, 2 * flops)
+        t.emit("attention_backward", (t.grad(out), q, k, v, out, lse), new, 2 * flops, attention=True)
         for x, dx in zip((q, k, v), new, strict=True):
             t.add_grad(x, dx)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nanum.operators.attention import CORE
 from nanum.operators.tape import Op
 from nanum.program import Held, Mark, Node
 from nanum.sharding import Shapes, Tensor
@@ -87,7 +88,7 @@ def recomputed(
 
 def _keeps(op: Op, keeps: frozenset[str] | None) -> bool:
     if keeps is None:
-        return not (op.name.startswith("core_") or op.name == "attention")
+        return op.region != CORE
     return op.name in keeps
 
 

@@ -73,7 +73,7 @@ def _vocab_parallel(t: Tape, logits: Tensor) -> None:
         dims = ("B", "S", "pair") if i == 1 and sums == 2 else ("B", "S")
         part = Tensor("loss_rows", dims, rows, "fp32", logits.split["V"])
         t.emit("loss_rows", (wide,), (part,))
-        t.move(part, rows)
+        t.move(part, rows, what="loss")
     softmax = t.kernel("softmax", (wide,), wide) if t.conventions.dtensor else wide
     if softmax is wide:
         t.emit("softmax_in_place", (wide,), ())

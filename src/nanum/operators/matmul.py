@@ -42,7 +42,6 @@ def linear(
             t.emit("db_" + name, (dy,), (db,))
             t.set_weight_grad(b, db)
         t.frame(*node)
-        t.mark_from_matmul(dx)
         t.add_grad(x, dx)
         t.set_weight_grad(w, dw)
 

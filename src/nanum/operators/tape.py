@@ -7,7 +7,8 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ class Op:
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
     node: Compute | Collective | Mark | None = None
+    region: str = ""  # the part of a block that selective recompute may name
 
 
 def collective(
@@ -58,7 +60,7 @@ class Tape:
     _transposes: list[Callable[[], None]] = field(default_factory=list)
     _grads: dict[Tensor, list[Tensor]] = field(default_factory=dict)
     _moved: dict[Any, Tensor] = field(default_factory=dict)
-    _from_matmul: set[Tensor] = field(default_factory=set)
+    _region: str = ""
 
     # --- emitting ---------------------------------------------------------------------------------------------------
     @property
@@ -81,12 +83,22 @@ class Tape:
         writes: Iterable[Tensor],
         flops: Any = 0.0,
         shape: tuple[Any, ...] = (),
+        *,
+        attention: bool = False,
     ) -> None:
         reads, writes = tuple(reads), tuple(writes)
         moved: Any = 0
         for t in (*reads, *writes):
             moved = moved + self.shapes.bytes(t)
-        self.ops.append(Op(name, reads, writes, Compute(name, self._phase, flops, moved, self.dtype, shape)))
+        self.ops.append(
+            Op(
+                name,
+                reads,
+                writes,
+                Compute(name, self._phase, flops, moved, self.dtype, shape, attention),
+                self._region,
+            )
+        )
 
     def kernel(self, name: str, reads: Iterable[Tensor], like: Tensor, dtype: str | None = None) -> Tensor:
         """One memory-bound kernel that writes a new tensor shaped as `like`."""
@@ -98,6 +110,13 @@ class Tape:
         """A Python frame returns: its arguments and locals were held until here, whatever read them last."""
         self.ops.append(Op("return", tensors, ()))
 
+    @contextmanager
+    def region(self, name: str) -> Iterator[None]:
+        """Operations in it belong to a part of the block that an engine's selective recompute names."""
+        before, self._region = self._region, name
+        yield
+        self._region = before
+
     def mark(self, name: str) -> None:
         """A moment that an engine hangs something on."""
         self.ops.append(Op(name, (), (), Mark(name)))
@@ -106,14 +125,25 @@ class Tape:
         return Tensor(name, (), {}, "bool", category=category, size=size)
 
     # --- the rules --------------------------------------------------------------------------------------------------
-    def move(self, t: Tensor, goal: Split, *, dtype: str | None = None, only: tuple[str, ...] | None = None) -> Tensor:
+    def move(
+        self,
+        t: Tensor,
+        goal: Split,
+        *,
+        dtype: str | None = None,
+        only: tuple[str, ...] | None = None,
+        what: str | None = None,
+    ) -> Tensor:
+        """Reshard `t`, emitting what is exchanged; what has been moved already is used again. `what` names it for the
+        ledger, where it is not told by the tensor's category.
+        """
         key = t, frozen(goal), dtype, only
         if key in self._moved:
             return self._moved[key]
         new, moves = reshard(t, goal, dtype=dtype, only=only)
         source = t
         for m in moves:
-            self._exchange(m.kind, m.axes, source, m.before, m.after)
+            self._exchange(m.kind, m.axes, source, m.before, m.after, what)
             source = m.after
         if new is not source:
             self.emit("slice", (source,), (new,))
@@ -121,17 +151,11 @@ class Tape:
             self._moved[key] = new
         return new
 
-    def _exchange(self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor) -> None:
-        what = (
-            source.category
-            if source.category in ("params", "grads")
-            else "loss"
-            if source.dtype == "fp32" and self.half
-            else "activations"
-        )
-        node = collective(
-            self.shapes, kind, axes, before, after, self._phase, "loss" if source.name.startswith("loss") else what
-        )
+    def _exchange(
+        self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor, what: str | None
+    ) -> None:
+        what = what or (source.category if source.category in ("params", "grads") else "activations")
+        node = collective(self.shapes, kind, axes, before, after, self._phase, what)
         if not self.conventions.dtensor or kind in ("all_reduce", "all_to_all") or what in ("params", "grads"):
             self.ops.append(Op(kind, (source,), (after,), node))
             return
@@ -198,9 +222,6 @@ class Tape:
         return total
 
     def _add(self, g: Tensor, h: Tensor) -> Tensor:
-        if self.conventions.sums_in_place and g not in self._from_matmul:
-            self.emit("add_", (g, h), ())
-            return g
         self.emit("add", (g, h), (out := g.like(),))
         return out
 
@@ -211,9 +232,6 @@ class Tape:
         if self.conventions.tp_grads_at_once:
             dw = self.move(dw, dw.split, only=("tp",))
         self.weight_grads[w] = dw
-
-    def mark_from_matmul(self, dx: Tensor) -> None:
-        self._from_matmul.add(dx)
 
     def run_backward(self) -> None:
         """Emit the transpose. What forward gathered is used again, unless the engine keeps only the shard."""
@@ -234,11 +252,11 @@ class Tape:
         return w
 
     def grad_of_weight(self, w: Tensor, over: Tensor) -> Tensor:
-        """An unreduced gradient of a weight that every token used: a pending sum over the axes that split `over`'s
-        tokens.
+        """An unreduced gradient of a weight that every token used and no matmul made: a pending sum over the axes that
+        split `over`'s tokens.
         """
         axes = tuple(a for d in ("B", "S") for a in over.split.get(d, ()) if a not in places(w.split))
-        return Tensor("d_" + w.name, w.dims, w.split, self.dtype, axes, "grads", size=self.accumulated)
+        return Tensor("d_" + w.name, w.dims, w.split, self.dtype, axes, "grads")
 
     @property
     def accumulated(self) -> Any:

@@ -14,10 +14,17 @@ import numpy as np
 
 from nanum.arrays import most, take
 from nanum.blocks.body import Body
-from nanum.program import Held, Node, Repeat
+from nanum.program import Compute, Held, Node, Phase, Repeat
 
 Place = Literal["embedding", "first", "middle", "last", "head"]
+Part = Literal["embedding", "layer", "head"]
+Direction = Literal["forward", "backward"]
 Around = Callable[[Place], tuple[list[Node], list[Node]]]
+
+
+def copy(name: str, phase: Phase, size: Any, dtype: str) -> Compute:
+    """A memory-bound copy: `size` bytes are read, and as many written."""
+    return Compute(name, phase, 0.0, 2 * size, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +75,7 @@ class Chain:
     def body(self, place: Place) -> Body:
         return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
 
-    def _run(self, places: tuple[Place, ...], direction: Literal["forward", "backward"], around: Around) -> list[Node]:
+    def _run(self, places: tuple[Place, ...], direction: Direction, around: Around) -> list[Node]:
         """Each part between what an engine does before and after it. What is handed from part to part is held
         meanwhile.
         """
@@ -116,6 +123,39 @@ class Chain:
             *self._run(("embedding",), "backward", around),
             Held("grads", -shared),
         ]
+
+    def total(self, field: str, embedding: object, layer: object, head: object) -> Any:
+        """The sum over the stage's parts of a field that each part's weights have."""
+        return self.stage.layers * getattr(layer, field) + getattr(embedding, field) + getattr(head, field)
+
+    def begins(self, direction: Direction) -> list[tuple[Part, Any]]:
+        """The part that a direction begins with, as (part, 1 where it is so)."""
+        s = self.stage
+        here, other = ("embedding", s.embeds) if direction == "forward" else ("head", s.heads), self._inner(direction)
+        return [here, *((part, (1 - here[1]) * presence) for part, presence in other)]  # type: ignore[list-item]
+
+    def follows(self, place: Place, direction: Direction) -> list[tuple[Part, Any]]:
+        """The part that comes after `place`, as (part, 1 where it is so); none after the last."""
+        inner: dict[tuple[Place, Direction], list[tuple[Part, Any]]] = {
+            ("embedding", "forward"): self._inner("forward"),
+            ("first", "forward"): [("layer", 1)],
+            ("middle", "forward"): [("layer", 1)],
+            ("last", "forward"): [("head", 1)],
+            ("head", "backward"): self._inner("backward"),
+            ("last", "backward"): [("layer", 1)],
+            ("middle", "backward"): [("layer", 1)],
+            ("first", "backward"): [("embedding", 1)],
+        }
+        found = inner.get((place, direction), [])
+        if (place, direction) == ("last", "backward"):  # a stage's only layer is its last, and its first
+            single = (self.stage.layers < 2) * 1
+            return [("layer", 1 - single), ("embedding", single)]
+        return found
+
+    def _inner(self, direction: Direction) -> list[tuple[Part, Any]]:
+        """What lies behind the end that a direction begins with: a layer, or without one the other end."""
+        has = (self.stage.layers >= 1) * 1
+        return [("layer", has), ("head" if direction == "forward" else "embedding", 1 - has)]
 
     @property
     def output_bytes(self) -> Any:

@@ -10,20 +10,20 @@ each micro-batch. A buffer is cut as one flat dim, whatever tensors it holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from nanum.arrays import distinct, most
+from nanum.arrays import distinct, most, where
+from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.operators.tape import collective
-from nanum.parallel.chain import Chain, Place
-from nanum.parallel.fully_shard import STREAM, copy, held
-from nanum.program import Collective, Compute, Node, Wait
+from nanum.parallel.chain import Around, Chain, Direction, Part, Place
+from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
 from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes, Tensor, reshard
 
 
@@ -113,6 +113,8 @@ def buffer(
 
 @dataclass(frozen=True, eq=False)
 class FlatBuffers:
+    """Buffers of the embedding, of a layer and of the head, around the parts of a stage."""
+
     chain: Chain
     conventions: Conventions
     structure: Structure
@@ -121,164 +123,174 @@ class FlatBuffers:
     head: Buffer
     data_ranks: Any
 
-    def _buffer(self, place: Place) -> Buffer:
-        return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
+    def _buffer(self, part: str) -> Buffer:
+        return {"embedding": self.embedding, "head": self.head}.get(part, self.layer)
 
     def _total(self, field: str) -> Any:
-        return (
-            self.chain.stage.layers * getattr(self.layer, field)
-            + getattr(self.embedding, field)
-            + getattr(self.head, field)
-        )
+        return self.chain.total(field, self.embedding, self.layer, self.head)
+
+    @property
+    def _zero(self) -> int:
+        return self.structure.zero
 
     def resident(self) -> list[Node]:
-        n, zero = self.conventions.numerics, self.structure.zero
+        n, zero = self.conventions.numerics, self._zero
         whole, shard = self._total("elements"), self._total("shard_elements")
         return [
-            held("params", (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype], "parameters"),
-            held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
-            held("optimizer_states", (shard if zero else whole) * n.state_bytes, "optimizer states"),
+            Held("params", (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype], "parameters"),
+            Held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
+            Held("optimizer_states", (shard if zero else whole) * n.state_bytes, "optimizer states"),
         ]
+
+    # --- exchanges --------------------------------------------------------------------------------------------------
+    def _start(self, c: Collective | None, ticket: str, phase: Phase, share: Any = 1) -> list[Node]:
+        """Start an exchange, or that `share` (0 or 1) of it. Buckets do not end where parts do: where there are buckets
+        the parts carry the bytes, and `_calls` the calls.
+        """
+        if c is None:
+            return []
+        calls = c.calls * (0 if self._bucketed else share)
+        payload, wire = c.payload_bytes * share, c.wire_bytes * share
+        stream = replace(c, phase=phase, stream=DATA_STREAM, ticket=ticket)
+        return [replace(stream, calls=calls, payload_bytes=payload, wire_bytes=wire)]
+
+    @property
+    def _bucketed(self) -> bool:
+        return bool(self.conventions.bucket_elements) and self._zero < 2
+
+    @property
+    def _by_parts(self) -> Any:
+        """1 where buckets follow one another; only the first stage has several (distributed_data_parallel.py)."""
+        return self.chain.stage.embeds if self._bucketed else 1
+
+    def _whole(self, which: Callable[[Buffer], Collective | None], ticket: str, phase: Phase, share: Any) -> list[Node]:
+        """One exchange of all that a stage has."""
+        parts = ((self.embedding, 1), (self.layer, self.chain.stage.layers), (self.head, 1))
+        found = [(which(b), times) for b, times in parts]
+        template = found[1][0]
+        if template is None:
+            return []
+        payload = sum(c.payload_bytes * times for c, times in found if c)
+        wire = sum(c.wire_bytes * times for c, times in found if c)
+        return self._start(replace(template, payload_bytes=payload, wire_bytes=wire), ticket, phase, share)
+
+    def _calls(self, template: Collective | None, ticket: str, phase: Phase) -> list[Node]:
+        """The calls of a whole stage's buckets, without bytes: they went with the parts."""
+        if template is None or not self._bucketed:
+            return []
+        least = self.conventions.bucket_elements
+        count = buckets(self.chain, self.embedding, self.layer, self.head, least, self.data_ranks)
+        calls = (template.group_size > 1) * count
+        nothing = template.payload_bytes * 0
+        started = replace(template, phase=phase, stream=DATA_STREAM, ticket=ticket)
+        return [replace(started, calls=calls, payload_bytes=nothing, wire_bytes=nothing)]
+
+    # --- forward and backward ---------------------------------------------------------------------------------------
+    def forward(self, *, gathers: bool, first: bool) -> list[Node]:
+        """The `first` forward of a step fetches what the optimizer updated. ZeRO-3 gathers in each that `gathers`."""
+        if not (gathers if self._zero == 3 else first and self._zero):
+            return self.chain.forward(lambda place: ([], []), [])
+        return self._gathering("forward", lambda place: ([], self._reshard(place) if self.structure.reshard else []))
+
+    def _gathering(self, direction: Direction, around: Around) -> list[Node]:
+        """Parts whose weights are gathered one ahead. ZeRO-3 holds them from their start until they are resharded."""
+        by_parts = self._by_parts
+        template = self.layer.gather
+
+        def starts(parts: list[tuple[Part, Any]]) -> list[Node]:
+            nodes: list[Node] = []
+            for part, presence in parts:
+                b = self._buffer(part)
+                if self._zero == 3:
+                    nodes.append(Held("params", self._gathered(b) * presence, "gathered parameters"))
+                nodes += self._start(b.gather, "gather", direction, presence * by_parts)
+            return nodes
+
+        def with_gather(place: Place) -> tuple[list[Node], list[Node]]:
+            enter, leave = around(place)
+            ahead = [Wait(DATA_STREAM, "gather"), *starts(self.chain.follows(place, direction))]
+            if place == "last" and direction == "forward":
+                ahead += self._calls(template, "gather", direction)
+            return [*ahead, *enter], leave
+
+        begin = starts(self.chain.begins(direction))
+        if self._bucketed:
+            begin += self._whole(lambda b: b.gather, "gather", direction, 1 - by_parts)
+        if direction == "forward":
+            return [*begin, *self.chain.forward(with_gather, [])]
+        return self.chain.backward(begin, with_gather)
 
     def _gathered(self, b: Buffer) -> Any:
         return b.gather.payload_bytes if b.gather else 0
 
-    def _bucketed(self, c: Collective) -> Collective:
-        """The same bytes, with the calls left to `_calls`: buckets do not end where layers do."""
-        return replace(c, calls=c.calls * 0) if self.conventions.bucket_elements and self.structure.zero < 2 else c
-
-    def _exchange(self, c: Collective | None, ticket: str, phase: str | None = None) -> list[Node]:
-        if c is None:
-            return []
-        stream = STREAM if self.conventions.overlaps_data_parallel else None
-        return [replace(self._bucketed(c), stream=stream, ticket=ticket, phase=phase or c.phase)]  # type: ignore[arg-type]
-
-    def _calls(self, which: str) -> list[Node]:
-        """The calls of a whole stage's buckets, without bytes: they went with the parts."""
-        template = self.layer.gather if which == "gather" else None
-        templates = [template] if template else list(self.layer.reduce) if which == "reduce" else []
-        if not self.conventions.bucket_elements or self.structure.zero >= 2:
-            return []
-        count = buckets(
-            self.chain, self.embedding, self.layer, self.head, self.conventions.bucket_elements, self.data_ranks
-        )
-        stream = STREAM if self.conventions.overlaps_data_parallel else None
-        return [
-            replace(
-                c,
-                calls=(c.group_size > 1) * count,
-                payload_bytes=c.payload_bytes * 0,
-                wire_bytes=c.wire_bytes * 0,
-                stream=stream,
-                ticket=which,
-            )
-            for c in templates
-        ]
-
-    def forward(self, *, gathers: bool, first: bool) -> list[Node]:
-        """The `first` forward of a step fetches what the optimizer updated; ZeRO-3 gathers in each."""
-        zero = self.structure.zero
-        each = zero == 3
-        if not each and not (first and zero and self.conventions.overlaps_data_parallel):
-            return self.chain.forward(lambda place: ([], []), [])
-
-        def around(place: Place) -> tuple[list[Node], list[Node]]:
-            b = self._buffer(place)
-            enter: list[Node] = [*self._exchange(b.gather, "gather"), Wait(STREAM, "gather")]
-            if not each:
-                return enter, []
-            enter.insert(0, held("params", self._gathered(b), "gathered parameters"))
-            return enter, [held("params", -self._gathered(b))] if self.structure.reshard else []
-
-        nodes = self.chain.forward(around, [])
-        return [*self._calls("gather"), *nodes] if not each else nodes
+    def _reshard(self, place: Place) -> list[Node]:
+        return [Held("params", -self._gathered(self._buffer(place)))] if self._zero == 3 else []
 
     def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
-        zero = self.structure.zero
-        n = self.conventions.numerics
-        reduces = zero >= 2 or last
+        """Gradients are reduced in the last backward or, where they are stored split, in each."""
+        n, zero = self.conventions.numerics, self._zero
+        pipelined = self.structure.pipelined
+        frees = self.structure.reshard or last or not pipelined
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
             b = self._buffer(place)
-            enter: list[Node] = []
-            leave: list[Node] = []
-            if zero == 3 and self.structure.reshard:
-                enter += [
-                    held("params", self._gathered(b), "gathered parameters"),
-                    *self._exchange(b.gather, "gather", "backward"),
-                ]
-                enter.append(Wait(STREAM, "gather"))
-            if zero == 3:
-                leave.append(held("params", -self._gathered(b)))
+            leave = self._reshard(place) if frees else []
             if zero < 2:
-                leave.append(held("grads", -b.transient_grads_bytes))
-                leave += [node for c in b.reduce if reduces for node in self._exchange(c, "reduce")]
-            else:
-                size = b.elements * ITEMSIZE[n.grad_dtype]
-                leave += [
-                    held("buffers", size, "input of the reduction"),
-                    copy("copy_in", "backward", size, n.grad_dtype),
-                ]
-                leave += [held("grads", -b.transient_grads_bytes)]
-                leave += [node for c in b.reduce for node in self._exchange(c, "reduce")]
-                leave += [held("buffers", -size)]
-            return enter, leave
+                leave.append(Held("grads", -b.transient_grads_bytes))
+                if last:
+                    leave += [node for c in b.reduce for node in self._start(c, "reduce", "backward", self._by_parts)]
+                return [], leave
+            size = b.elements * ITEMSIZE[n.grad_dtype]
+            leave += [
+                Held("buffers", size, "input of the reduction"),
+                Compute("copy_in", "backward", 0.0, b.transient_grads_bytes + size, n.grad_dtype),
+                Held("grads", -b.transient_grads_bytes),
+                *(node for c in b.reduce for node in self._start(c, "reduce", "backward")),
+                Held("buffers", -size),
+            ]
+            return [], leave
 
-        nodes = self.chain.backward([], around)
-        if reduces:
-            nodes += [*self._calls("reduce"), Wait(STREAM, "reduce")]
+        if zero == 3 and self.structure.reshard:
+            nodes = self._gathering("backward", around)
+        else:
+            nodes = self.chain.backward([], around)
+        if zero >= 2 or last:
+            for i, c in enumerate(self.layer.reduce):
+                if self._bucketed:
+                    nodes += self._whole(lambda b, i=i: b.reduce[i], "reduce", "backward", 1 - self._by_parts)  # type: ignore[misc]
+                nodes += self._calls(c, "reduce", "backward")
+            nodes.append(Wait(DATA_STREAM, "reduce"))
         return nodes
 
     def optimizer(self) -> list[Node]:
-        n, zero = self.conventions.numerics, self.structure.zero
+        """Sums that were left for the end of the step, and the update."""
+        n = self.conventions.numerics
         nodes: list[Node] = []
-        stage = self.chain.stage
-        pending = self._total("tp_grads_elements")
         if self.structure.tensor == "sequence" and not self.conventions.tp_grads_at_once:
-            # Sums of the norm weights over tp, once a step in one coalesced call (finalize_model_grads.py).
-            tp = self.chain.tp
-            size = pending * ITEMSIZE[n.grad_dtype]
-            nodes.append(
-                Collective(
-                    "all_reduce",
-                    ("tp",),
-                    "optimizer",
-                    "grads",
-                    n.grad_dtype,
-                    tp,
-                    (tp > 1) * 1,
-                    size * (tp > 1),
-                    size * 2 * (tp - 1) // tp,
-                )
-            )
+            # Of the norm weights over tp, in one coalesced call (finalize_model_grads.py).
+            size = self._total("tp_grads_elements") * ITEMSIZE[n.grad_dtype]
+            nodes.append(self._sum_at_the_end(("tp",), self.chain.tp, (self.chain.tp > 1) * 1, size))
         if self.chain.tied_elements is not None and self.structure.pipelined:
             # The two copies of a tied embedding add their gradients, on the first and the last stage.
-            ends = stage.embeds + stage.heads
-            size = self.chain.tied_elements * ITEMSIZE[n.grad_dtype] * ends
-            nodes.append(Collective("all_reduce", ("pp",), "optimizer", "grads", n.grad_dtype, 2, ends, size, size))
-        updated = self._total("shard_elements" if zero else "elements")
+            ends = self.chain.stage.embeds + self.chain.stage.heads
+            nodes.append(
+                self._sum_at_the_end(("pp",), 2, ends, self.chain.tied_elements * ITEMSIZE[n.grad_dtype] * ends)
+            )
+        updated = self._total("shard_elements" if self._zero else "elements")
         moved = updated * (2 * n.state_bytes + ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
         nodes.append(Compute("optimizer", "optimizer", 0.0, moved, "fp32"))
-        if zero in (1, 2) and not self.conventions.overlaps_data_parallel:
-            for place, times in (("embedding", 1), ("last", stage.layers), ("head", 1)):
-                c = self._buffer(place).gather  # type: ignore[arg-type]
-                if c:
-                    nodes.append(
-                        replace(
-                            c,
-                            phase="optimizer",
-                            calls=c.calls * times,
-                            payload_bytes=c.payload_bytes * times,
-                            wire_bytes=c.wire_bytes * times,
-                        )
-                    )
         return nodes
 
+    def _sum_at_the_end(self, axes: tuple[str, ...], ranks: Any, calls: Any, size: Any) -> Collective:
+        dtype = self.conventions.numerics.grad_dtype
+        wire = wire_bytes("all_reduce", size, ranks)
+        return Collective("all_reduce", axes, "optimizer", "grads", dtype, ranks, calls, size * (calls > 0), wire)
+
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
-        return ("F", first and self.structure.zero > 0)
+        return ("F", gathers if self._zero == 3 else first and self._zero > 0)
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
-        return ("B", last or self.structure.zero >= 2)
+        return ("B", last)
 
 
 # --- buckets ---------------------------------------------------------------------------------------------------------
@@ -298,9 +310,11 @@ def _bucket_count(
 
 
 def buckets(chain: Chain, embedding: Buffer, layer: Buffer, head: Buffer, least_elements: int, data_ranks: Any) -> Any:
-    """Buckets of one stage: at least max(`least_elements`, 1e6 x data ranks) elements each (Megatron's default)."""
+    """Buckets of one stage: at least max(`least_elements`, 1e6 x data ranks) elements each (Megatron's default); one
+    bucket on a stage that is not the first.
+    """
     stage = chain.stage
-    least = most(least_elements, 1_000_000 * stage.take(data_ranks))
+    least = where(stage.embeds > 0, most(least_elements, 1_000_000 * stage.take(data_ranks)), 2**40)
     parts = (embedding.sizes, layer.sizes, head.sizes)
 
     def count(layers: Any, least: Any, *sizes: tuple[Any, ...]) -> int:

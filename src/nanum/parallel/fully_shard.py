@@ -21,20 +21,9 @@ from typing import Any
 from nanum.arrays import where
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
-from nanum.parallel.chain import Chain, Place
+from nanum.parallel.chain import Chain, Direction, Part, Place, copy
 from nanum.parallel.units import Unit
-from nanum.program import Category, Collective, Compute, Held, Node, Phase, Wait
-
-STREAM = "data"
-
-
-def held(category: Category, size: Any, name: str = "") -> Held:
-    return Held(category, size, name)
-
-
-def copy(name: str, phase: Phase, size: Any, dtype: str) -> Compute:
-    """A memory-bound copy: `size` bytes are read and written."""
-    return Compute(name, phase, 0.0, 2 * size, dtype)
+from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,24 +49,20 @@ class FullyShard:
         n = self.conventions.numerics
         return int(n.param_dtype != n.compute_dtype)
 
-    def _unit(self, place: Place) -> Unit:
+    def _unit(self, place: Place | Part) -> Unit:
         if place == "embedding":
             return self.embedding
         return self.head if place == "head" else self.layer
 
     def _total(self, field: str) -> Any:
-        return (
-            self.chain.stage.layers * getattr(self.layer, field)
-            + getattr(self.embedding, field)
-            + getattr(self.head, field)
-        )
+        return self.chain.total(field, self.embedding, self.layer, self.head)
 
     # --- what is there for the whole run ----------------------------------------------------------------------------
     def resident(self) -> list[Node]:
         n = self.conventions.numerics
         return [
-            held("params", self._total("stored_elements") * ITEMSIZE[n.param_dtype], "sharded parameters"),
-            held(
+            Held("params", self._total("stored_elements") * ITEMSIZE[n.param_dtype], "sharded parameters"),
+            Held(
                 "optimizer_states",
                 self._total("stored_elements") * n.state_bytes + self._total("tensors") * n.state_bytes_per_tensor,
                 "optimizer states",
@@ -93,7 +78,7 @@ class FullyShard:
             replace(
                 c,
                 phase=phase,
-                stream=STREAM,
+                stream=DATA_STREAM,
                 ticket="gather",
                 calls=c.calls * presence,
                 payload_bytes=c.payload_bytes * presence,
@@ -109,41 +94,29 @@ class FullyShard:
         )
         cast = cast * presence
         return [
-            held("buffers", cast, "cast of a shard"),
-            held("buffers", unit.gather_bytes * presence, "gathered flat buffer"),
-            held("buffers", -cast),
+            Held("buffers", cast, "cast of a shard"),
+            Held("buffers", unit.gather_bytes * presence, "gathered flat buffer"),
+            Held("buffers", -cast),
         ]
 
     def _copy_out(self, unit: Unit, phase: Phase, released: Any) -> list[Node]:
         return [
-            Wait(STREAM, "gather"),
-            held("params", unit.weights_bytes, "gathered parameters"),
+            Wait(DATA_STREAM, "gather"),
+            Held("params", unit.weights_bytes, "gathered parameters"),
             copy("copy_out", phase, unit.weights_bytes, self.conventions.numerics.compute_dtype),
-            held("buffers", -released),
+            Held("buffers", -released),
         ]
 
-    def _next(self, place: Place, phase: Phase, *, heads: int = 1) -> list[Node]:
-        """The gather of the unit that follows `place` in this direction; `heads` is 0 where forward gathers no head."""
-        has_layers = self.chain.stage.layers >= 1
-        to_layer = self._start(self.layer, phase, has_layers * 1)
-        if phase == "forward":
-            if place == "embedding":
-                return to_layer + (
-                    [] if self._root else self._start(self.head, phase, (self.chain.stage.layers == 0) * heads)
-                )
-            if place == "last":
-                return [] if self._root else self._start(self.head, phase, heads)
-            return self._start(self.layer, phase) if place in ("first", "middle") else []
-        if place == "head":
-            return to_layer + (
-                [] if self._root else self._start(self.embedding, phase, (self.chain.stage.layers == 0) * 1)
-            )
-        if place == "first":
-            return [] if self._root else self._start(self.embedding, phase)
-        if place == "last":  # a single layer is followed by what follows the first
-            more = self._start(self.layer, phase, (self.chain.stage.layers >= 2) * 1)
-            return more + ([] if self._root else self._start(self.embedding, phase, (self.chain.stage.layers == 1) * 1))
-        return self._start(self.layer, phase) if place == "middle" else []
+    def _units(self, parts: list[tuple[Part, Any]], *, heads: int = 1) -> list[tuple[Unit, Any]]:
+        """Units of parts, each with its presence; a root is gathered apart, and `heads` is 0 where no head is."""
+        ends = 0 if self._root else 1
+        shares = {"layer": 1, "embedding": ends, "head": ends * heads}
+        return [(self._unit(part), presence * shares[part]) for part, presence in parts if shares[part]]
+
+    def _next(self, place: Place, direction: Direction, *, heads: int = 1) -> list[Node]:
+        """The gather of the unit that follows `place`; `heads` is 0 where forward gathers no head."""
+        following = self._units(self.chain.follows(place, direction), heads=heads)
+        return [node for unit, presence in following for node in self._start(unit, direction, presence)]
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
         """One micro-batch forward; `gathers` is False where an earlier action left the weights gathered."""
@@ -171,7 +144,7 @@ class FullyShard:
                     return []
             elif not reshards:
                 return []
-            return [held("params", -u.weights_bytes)]
+            return [Held("params", -u.weights_bytes)]
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
             if self._root and place in ("embedding", "head"):
@@ -182,17 +155,18 @@ class FullyShard:
         if gathers:
             if ends or not self._root:
                 begin += self._start(self.embedding, "forward")
-            if not self._root:  # a stage without an embedding begins with its first layer
-                begin += self._start(self.layer, "forward", (1 - self.chain.stage.embeds) * (layers >= 1))
+            if not self._root:
+                inner = self._units(self.chain.begins("forward")[1:], heads=ends)
+                begin += [node for unit, presence in inner for node in self._start(unit, "forward", presence)]
             if self._root:
                 begin += enter("embedding") if ends else self._next("embedding", "forward")
         last_flat = where(layers >= 1, flat, of_embedding)
         finish: list[Node] = []
         if self._root and self._freed("embedding"):
-            finish.append(held("params", -self.embedding.weights_bytes))
+            finish.append(Held("params", -self.embedding.weights_bytes))
         if gathers:
             finish.append(
-                held(
+                Held(
                     "buffers",
                     -(
                         last_flat
@@ -235,11 +209,8 @@ class FullyShard:
                 own = self._copy_out(u, "backward", u.gather_bytes)
             elif self._freed("head"):
                 own = [*self._start(u, "backward"), *self._flat(u), *self._copy_out(u, "backward", u.gather_bytes)]
-            return [
-                *own,
-                *self._next("head" if place == "embedding" and self._root else place, "backward"),
-                *self._ahead(place),
-            ]
+            at = "head" if self._root and place == "embedding" else place
+            return [*own, *self._next(at, "backward"), *self._ahead(at)]
 
         def leave(place: Place) -> list[Node]:
             return self._finish(self._unit(place), before[place], first=first, reduces=reduces)
@@ -257,32 +228,22 @@ class FullyShard:
             tail = where(self.chain.stage.embeds == 1, self.embedding.reduce_bytes, before["embedding"])
             if self._root:
                 tail = self.embedding.reduce_bytes
-            nodes += [Wait(STREAM, "reduce"), held("buffers", -tail)]
+            nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -tail)]
         return nodes
 
     def _borders(self, gathers: bool) -> list[Node]:
         """A stage without a head has nothing before its last layer that would gather it ahead."""
         if not gathers:
             return []
-        stage = self.chain.stage
         nodes: list[Node] = []
-        for unit, ours in ((self.layer, stage.layers >= 1), (self.embedding, stage.layers == 0)):
-            headless = (1 - stage.heads) * ours
-            nodes += [*self._start(unit, "backward", headless), *self._flat(unit, headless)]
+        for unit, presence in self._units(self.chain.begins("backward")[1:]):
+            nodes += [*self._start(unit, "backward", presence), *self._flat(unit, presence)]
         return nodes
 
     def _ahead(self, place: Place) -> list[Node]:
         """Buffers of the unit that is gathered while this one is at work."""
-        layers = self.chain.stage.layers
-        if place == "head" or (place == "embedding" and self._root):
-            nodes = self._flat(self.layer, (layers >= 1) * 1)
-            return nodes + ([] if self._root else self._flat(self.embedding, (layers == 0) * 1))
-        if place == "last":
-            more = self._flat(self.layer, (layers >= 2) * 1)
-            return more + ([] if self._root else self._flat(self.embedding, (layers == 1) * 1))
-        if place == "middle":
-            return self._flat(self.layer)
-        return self._flat(self.embedding) if place == "first" and not self._root else []
+        following = self._units(self.chain.follows(place, "backward"))
+        return [node for unit, presence in following for node in self._flat(unit, presence)]
 
     def _finish(self, u: Unit, released: Any, *, first: bool, reduces: bool) -> list[Node]:
         n = self.conventions.numerics
@@ -290,33 +251,33 @@ class FullyShard:
         pipelined = self.structure.pipelined
         nodes: list[Node] = []
         if reduces:
-            nodes.append(held("params", -u.weights_bytes))  # resharded
+            nodes.append(Held("params", -u.weights_bytes))  # resharded
         if not reduces:
             if first:
-                nodes.append(held("grads", u.elements * grad, "unsharded gradients"))
+                nodes.append(Held("grads", u.elements * grad, "unsharded gradients"))
             nodes.append(copy("accumulate", "backward", u.elements * grad, n.grad_dtype))
-            nodes.append(held("grads", -u.grads_bytes))
+            nodes.append(Held("grads", -u.grads_bytes))
             return nodes
-        nodes += [Wait(STREAM, "reduce"), held("buffers", -released)]
+        nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -released)]
         gradients, last = u.grads_bytes, u.last_grad_bytes
         if pipelined and not first:  # the unsharded sums are what is reduced
-            nodes += [copy("accumulate", "backward", u.elements * grad, n.grad_dtype), held("grads", -gradients)]
+            nodes += [copy("accumulate", "backward", u.elements * grad, n.grad_dtype), Held("grads", -gradients)]
             gradients, last = u.elements * grad, u.last_grad_bytes * 0
         nodes += [
-            held("buffers", u.reduce_bytes, "input of the reduction"),
-            copy("copy_in", "backward", u.reduce_bytes, n.grad_dtype),
-            held("grads", last - gradients),
+            Held("buffers", u.reduce_bytes, "input of the reduction"),
+            Compute("copy_in", "backward", 0.0, gradients + u.reduce_bytes, n.grad_dtype),
+            Held("grads", last - gradients),
         ]
-        start: list[Collective] = [replace(c, stream=STREAM, ticket="reduce") for c in u.reduce]
-        nodes.append(held("grads", u.shard_bytes, "sharded gradients"))
+        start: list[Collective] = [replace(c, stream=DATA_STREAM, ticket="reduce") for c in u.reduce]
+        nodes.append(Held("grads", u.shard_bytes, "sharded gradients"))
         if self.conventions.reduce_copies:
-            nodes.append(held("buffers", u.reduce_bytes, "gloo's copy"))
+            nodes.append(Held("buffers", u.reduce_bytes, "gloo's copy"))
         nodes += start
-        nodes.append(held("grads", -last))
+        nodes.append(Held("grads", -last))
         if self.conventions.reduce_copies:
-            nodes.append(held("buffers", -u.reduce_bytes))
+            nodes.append(Held("buffers", -u.reduce_bytes))
         if not first and not pipelined:  # added into the shard that is there
-            nodes += [copy("accumulate", "backward", u.shard_bytes, n.grad_dtype), held("grads", -u.shard_bytes)]
+            nodes += [copy("accumulate", "backward", u.shard_bytes, n.grad_dtype), Held("grads", -u.shard_bytes)]
         return nodes
 
     def optimizer(self) -> list[Node]:
@@ -325,10 +286,10 @@ class FullyShard:
         moved = stored * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype] + 2 * n.state_bytes)
         copies = 0 if "optimizer" in self.conventions.fused else stored * ITEMSIZE[n.param_dtype]
         return [
-            held("buffers", copies, "the optimizer's roots"),
+            Held("buffers", copies, "the optimizer's roots"),
             Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
-            held("buffers", -copies),
-            held("grads", -stored * ITEMSIZE[n.grad_dtype]),
+            Held("buffers", -copies),
+            Held("grads", -stored * ITEMSIZE[n.grad_dtype]),
         ]
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanum.conventions import ITEMSIZE, Conventions
-from nanum.parallel.chain import Chain, Place
-from nanum.parallel.fully_shard import copy, held
+from nanum.parallel.chain import Chain, Place, copy
 from nanum.parallel.units import Unit
-from nanum.program import Compute, Node
+from nanum.program import Compute, Held, Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,18 +23,14 @@ class Replicated:
     head: Unit
 
     def _total(self, field: str) -> Any:
-        return (
-            self.chain.stage.layers * getattr(self.layer, field)
-            + getattr(self.embedding, field)
-            + getattr(self.head, field)
-        )
+        return self.chain.total(field, self.embedding, self.layer, self.head)
 
     def resident(self) -> list[Node]:
         n, elements = self.conventions.numerics, self._total("elements")
         states = elements * n.state_bytes + self._total("tensors") * n.state_bytes_per_tensor
         return [
-            held("params", elements * ITEMSIZE[n.param_dtype], "parameters"),
-            held("optimizer_states", states, "optimizer states"),
+            Held("params", elements * ITEMSIZE[n.param_dtype], "parameters"),
+            Held("optimizer_states", states, "optimizer states"),
         ]
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
@@ -48,7 +43,7 @@ class Replicated:
                 return [], []
             return [], [
                 copy("accumulate", "backward", size, self.conventions.numerics.compute_dtype),
-                held("grads", -size),
+                Held("grads", -size),
             ]
 
         return self.chain.backward([], around)
@@ -61,10 +56,10 @@ class Replicated:
         )
         moved = 2 * elements * (ITEMSIZE[n.param_dtype] + n.state_bytes) + grads
         return [
-            held("buffers", copies, "the optimizer's roots"),
+            Held("buffers", copies, "the optimizer's roots"),
             Compute("optimizer", "optimizer", 0.0, moved, n.param_dtype),
-            held("buffers", -copies),
-            held("grads", -grads),
+            Held("buffers", -copies),
+            Held("grads", -grads),
         ]
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:

@@ -67,7 +67,9 @@ def structures(engine: Engine) -> list[Structure]:
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     return [
         Structure(zero, reshard, tensor, recompute, schedule, pipelined)
-        for zero, tensor, recompute, pipelined in product(engine.zero_stages, tensors, recomputes, (False, True))
+        for zero, tensor, recompute, pipelined in product(
+            engine.searched_zero_stages, tensors, recomputes, (False, True)
+        )
         for reshard in ((True, False) if zero == 3 else (True,))
         for schedule in SCHEDULES[pipelined]
     ]
