@@ -69,7 +69,10 @@ PREDICTION: dict[str, Any] = {
         "schedule": "1f1b",
         "recompute": "full",
         "micro_batch_size": 1,
-        "tensor": "none",
+        "sp": False,
+        "attention": "flash",
+        "compile": False,
+        "rank_order": "pp,dp_replicate,dp_shard,cp,tp",
     },
     "fits": True,
     "memory": {
@@ -141,7 +144,7 @@ def prediction_document() -> dict[str, Any]:
 def plan_document(prediction_document: dict[str, Any]) -> dict[str, Any]:
     """`plan`'s document, by the contract, with two layouts ranked."""
     second = copy.deepcopy(prediction_document)
-    second["layout"] |= {"tp": 8, "dp_shard": 2, "tensor": "sequence"}
+    second["layout"] |= {"tp": 8, "dp_shard": 2, "sp": True}
     second["time"]["step_seconds"] = 9.0
     return {
         "count": {"enumerated": 5400, "impossible": 1200, "too_large": 4000, "ranked": 200},

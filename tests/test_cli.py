@@ -125,8 +125,8 @@ NODE = "1x8xh100-sxm"
         pytest.param(["predict", "gpt2", "no/such.toml"], ["no/such.toml"], id="missing cluster file"),
         pytest.param(["plan", "gpt2", NODE, "--top", "0"], ["--top 0: must be at least 1"], id="top"),
         pytest.param(
-            ["plan", "nobody", "nowhere", "--seq-len", "0", "--precision", "fp8", "--engine", "any", "--top", "x"],
-            ["nobody", "nowhere", "--seq-len 0", "--precision fp8", "--engine any", "--top x"],
+            ["plan", "nobody", "nowhere", "--seq-len", "0", "--precision", "fp8", "--engine", "all", "--top", "x"],
+            ["nobody", "nowhere", "--seq-len 0", "--precision fp8", "--engine all", "--top x"],
             id="everything",
         ),
         pytest.param(

@@ -44,16 +44,16 @@ def _exit_code(command: Callable[[], int]) -> int:
         return code
     except Refused as refused:
         for reason in refused.reasons:
-            print(f"nanum: {reason}", file=sys.stderr)
+            print(f"nanum: {_printable(reason)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         print("nanum: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_stdout()  # the reader has gone, as in `nanum plan … | head`
+        drop_stdout()  # the reader has gone, as in `nanum plan … | head`
         return BROKEN_PIPE
     except OSError as error:
-        _drop_stdout()
+        drop_stdout()
         print(f"nanum: {error}", file=sys.stderr)
         return NOT_WRITTEN
     except typer.Exit:
@@ -66,7 +66,12 @@ def _exit_code(command: Callable[[], int]) -> int:
         return BUG
 
 
-def _drop_stdout() -> None:
+def _printable(reason: str) -> str:
+    """A reason on one line: a user's words may hold what would break it, or move a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason)
+
+
+def drop_stdout() -> None:
     """Python flushes stdout once more when it exits: let what is left in it go into nothing."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -82,7 +83,7 @@ def plan(
     else:
         from nanum.report.terminal import print_plan
 
-        print_plan(document, stdout_console(), asked.defaults, asked=f"{model} {cluster}")
+        print_plan(document, stdout_console(), asked.defaults, asked=shlex.join([model, cluster]))
     return GOOD if document["best"] else BAD_NEWS
 
 

@@ -168,7 +168,7 @@ def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | 
 
     model = _loaded(load_model, model_word, reader)
     cluster = _loaded(load_cluster, cluster_word, reader)
-    engine = _loaded(load_engine, DEFAULT_ENGINE if (said := reader.word("engine")) is None else said, reader)
+    engine = _loaded(load_engine, DEFAULT_ENGINE if (said := reader.word("engine")) is None else _short(said), reader)
     job = _job(reader, model)
     if not reader.said("engine"):
         reader.defaults.append(f"engine {DEFAULT_ENGINE}")

@@ -35,13 +35,23 @@ from pathlib import Path
 from typing import Any, get_args
 
 from nanum.cluster import Chip, Cluster, Link, Quantity, Tag
-from nanum.errors import Refused
+from nanum.errors import Refused, cut_short
 from nanum.units import Dimension, parse, scaled
 
 Table = Mapping[str, Any]
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "clusters"
 MOST_GPUS = 10_000_000
+MOST: dict[Dimension, float] = {
+    "bytes": 2**50,
+    "bytes_per_second": 1e18,
+    "flops_per_second": 1e21,
+    "seconds": 1e3,
+    "count": 1e6,
+}
+"""Some thousand times beyond any chip or link made: a slip of the unit, and times that overflow."""
+LEAST = 1.0  # B/s and FLOPS: below one, times overflow
+LEAST_EFFICIENCY = 1e-6
 MOST_EFFICIENCY = 2.0  # a bus bandwidth may pass the line rate where a switch reduces, but not by much
 LINK_KEYS = ("bandwidth", "efficiency", "latency", "group_size")
 
@@ -85,9 +95,8 @@ def unknown_chip(chip: str) -> str:
 
     known = chip_names()
     close = difflib.get_close_matches(chip.lower(), known, n=3)
-    said = chip if len(chip) <= 80 else f"{chip[:79]}…"
     hint = f"close: {', '.join(close)}; " if close else ""
-    return f"unknown chip '{said}' ({hint}known: {', '.join(known)})"
+    return f"unknown chip '{cut_short(chip)}' ({hint}known: {', '.join(known)})"
 
 
 def chip_table(chip: str | Table) -> Table:
@@ -142,6 +151,10 @@ def _in_range(value: float, dimension: Dimension, said: str) -> float:
         raise ValueError(f"'{said}' is zero")
     if dimension == "ratio" and value > MOST_EFFICIENCY:
         raise ValueError(f"'{said}' is more than {MOST_EFFICIENCY:g} (a share of the line rate, or write a %)")
+    if value > MOST.get(dimension, value):
+        raise ValueError(f"'{said}' is beyond any chip or link")
+    if value < {"ratio": LEAST_EFFICIENCY, "seconds": 0.0}.get(dimension, LEAST):
+        raise ValueError(f"'{said}' is nearly nothing")
     if dimension in ("count", "bytes"):
         if value != round(value):
             raise ValueError(f"'{said}' is not a whole number")

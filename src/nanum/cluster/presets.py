@@ -40,8 +40,8 @@ def load(word: str) -> Cluster:
     close = difflib.get_close_matches(word.lower(), named, n=3)
     hint = f"close: {', '.join(close)}; " if close else ""
     raise Refused(
-        f"unknown cluster '{cut_short(word)}': neither NODESxGPUSxCHIP (such as 8x8xh100-sxm), a preset, nor a TOML file "
-        f"({hint}`nanum clusters` lists presets and chips)"
+        f"unknown cluster '{cut_short(word)}': neither NODESxGPUSxCHIP (such as 8x8xh100-sxm), a preset, nor a "
+        f"TOML file ({hint}`nanum clusters` lists presets and chips)"
     )
 
 
@@ -88,24 +88,29 @@ def _preset(path: Path) -> Cluster:
 def _read(path: Path) -> Cluster:
     import tomllib
 
+    raw = _bytes_of(path)
     try:
-        with path.open("rb") as opened:  # a device has no size: read no more than is taken
-            raw = opened.read(_LARGEST_FILE_BYTES + 1)
-        if len(raw) > _LARGEST_FILE_BYTES:
-            raise Refused(f"{path}: too large for a cluster file (over {_LARGEST_FILE_BYTES:,} bytes)")
-        table = tomllib.loads(raw.decode("utf-8-sig").replace("\r\n", "\n"))  # editors may begin a file with a mark
-    except FileNotFoundError:
-        raise Refused(f"{path}: no such file") from None
-    except OSError as error:
-        raise Refused(f"{path}: {error.strerror or error}") from None
+        table = tomllib.loads(raw.decode("utf-8-sig"))  # some editors begin a file with a mark
     except tomllib.TOMLDecodeError as error:
         raise Refused(f"{path}: not TOML ({error})") from None
     except (UnicodeDecodeError, RecursionError):
         raise Refused(f"{path}: not TOML") from None
-    except Refused:
-        raise
-    except ValueError:
-        if "\0" in str(path):
-            raise Refused(f"{str(path)!r}: no such file") from None
-        raise Refused(f"{path}: not TOML (a number is too long)") from None  # int() takes no thousands of digits
+    except ValueError:  # int() takes no thousands of digits
+        raise Refused(f"{path}: not TOML (a number is too long)") from None
     return from_table(table, path.stem, where=str(path))
+
+
+def _bytes_of(path: Path) -> bytes:
+    """What the file holds: no more is read than is taken, since a device has no end. Raises `Refused`."""
+    try:
+        with path.open("rb") as opened:
+            raw = opened.read(_LARGEST_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise Refused(f"{path}: no such file") from None
+    except OSError as error:
+        raise Refused(f"{path}: {error.strerror or error}") from None
+    except ValueError:  # a NUL in the name
+        raise Refused(f"{str(path)!r}: no such file") from None
+    if len(raw) > _LARGEST_FILE_BYTES:
+        raise Refused(f"{path}: too large for a cluster file (over {_LARGEST_FILE_BYTES:,} bytes)")
+    return raw

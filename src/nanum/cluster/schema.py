@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from nanum.cluster.parse import LINK_KEYS, MOST_GPUS, chip_names, link_tables, quantity, unknown_chip
+from nanum.errors import cut_short
 from nanum.units import Dimension
 
 
@@ -20,8 +21,14 @@ def _of(dimension: Dimension) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _printable(name: str) -> str:
+    if not name.isprintable():  # it would move a terminal's cursor
+        raise ValueError(f"{name!r} has characters that cannot be printed")
+    return name
+
+
 Whole = Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)]
-Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=200), AfterValidator(_printable)]
 Flops = Annotated[Any, _of("flops_per_second")]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 
@@ -96,11 +103,15 @@ def _reason(schema: type[_Table], detail: Any, prefix: str) -> str:
     if kind == "extra_forbidden":
         owner = LinkTable if steps[0] in ("intra_node", "inter_node") and len(steps) > 1 else schema
         close = difflib.get_close_matches(steps[-1], owner.model_fields, n=1)
-        return f"unknown key '{key}'" + (f" (did you mean {close[0]}?)" if close else "")
+        return f"unknown key '{cut_short(key)}'" + (f" (did you mean {close[0]}?)" if close else "")
     if kind == "value_error":
         return f"{key}: {detail['ctx']['error']}"
     if kind == "literal_error":
         return f"{key} is none of {detail['ctx']['expected']}"
     if kind.startswith(("int", "greater", "less")):
-        return f"{key} = {given!r} is not a whole number from 1 to {MOST_GPUS:,}"
-    return f"{key} = {given!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        return f"{key} = {cut_short(repr(given))} is not a whole number from 1 to {MOST_GPUS:,}"
+    if kind in ("model_type", "dict_type"):
+        return f"{key} = {cut_short(repr(given))} is not a table"
+    if kind == "string_type":
+        return f"{key} = {cut_short(repr(given))} is not text"
+    return f"{key} = {cut_short(repr(given))}: {detail['msg'][0].lower()}{detail['msg'][1:]}"

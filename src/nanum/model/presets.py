@@ -57,36 +57,29 @@ def load(word: str) -> Model:
     close = difflib.get_close_matches(word.lower(), by_name, n=3)
     names = list(dict.fromkeys(by_name[name].name for name in close))
     hint = f"close: {', '.join(names)}; " if names else ""
-    raise Refused(f"unknown model '{cut_short(word)}': neither a preset nor a file ({hint}`nanum models` lists the presets)")
+    raise Refused(
+        f"unknown model '{cut_short(word)}': neither a preset nor a file ({hint}`nanum models` lists the presets)"
+    )
 
 
 def _read(path: Path) -> Model:
     file = path / "config.json" if path.is_dir() else path
+    raw = _bytes_of(file)
     twice: list[str] = []
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        return found
+        twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return dict(pairs)
 
     try:
-        with file.open("rb") as opened:  # a device has no size: read no more than is taken
-            raw = opened.read(_LARGEST_FILE_BYTES + 1)
-        if len(raw) > _LARGEST_FILE_BYTES:
-            raise Refused(f"{file}: too large for a config.json (over {_LARGEST_FILE_BYTES:,} bytes)")
-        config = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=table)  # editors may begin a file with a mark
-    except FileNotFoundError:
-        raise Refused(f"{file}: no such file") from None
-    except OSError as error:
-        raise Refused(f"{file}: {error.strerror or error}") from None
+        config = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=table)  # some editors begin a file with a mark
     except RecursionError:
         raise Refused(f"{file}: not JSON (nested too deeply)") from None
     except UnicodeDecodeError:
         raise Refused(f"{file}: not JSON (not text)") from None
     except json.JSONDecodeError as error:
         raise Refused(f"{file}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})") from None
-    except ValueError:  # int() takes no number of thousands of digits
+    except ValueError:  # int() takes no thousands of digits
         raise Refused(f"{file}: not JSON (a number is too long)") from None
     if not isinstance(config, dict):
         raise Refused(f"{file}: not the JSON object that a config.json holds")
@@ -94,6 +87,22 @@ def _read(path: Path) -> Model:
         raise Refused(f"{file}: the key '{cut_short(key)}' stands there more than once" for key in dict.fromkeys(twice))
     folder = file.resolve().parent.name
     return from_config(config, folder if file.name == "config.json" and folder else file.stem, where=str(file))
+
+
+def _bytes_of(file: Path) -> bytes:
+    """What the file holds: no more is read than is taken, since a device has no end. Raises `Refused`."""
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_LARGEST_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise Refused(f"{file}: no such file") from None
+    except OSError as error:
+        raise Refused(f"{file}: {error.strerror or error}") from None
+    except ValueError:  # a NUL in the name
+        raise Refused(f"{str(file)!r}: no such file") from None
+    if len(raw) > _LARGEST_FILE_BYTES:
+        raise Refused(f"{file}: too large for a config.json (over {_LARGEST_FILE_BYTES:,} bytes)")
+    return raw
 
 
 def _exists(path: Path) -> bool:

@@ -124,8 +124,9 @@ def reasons(config: Mapping[str, Any]) -> list[str]:
     """Every reason why `config` is not a model that can be counted; empty when it is one."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _SCHEMAS:
-        said = "model_type is missing" if model_type is None else f"model_type {_as_written(model_type)} is not modelled"
-        return [f"{said} (known: {', '.join(_SCHEMAS)})"]
+        said = f"'{cut_short(model_type)}'" if isinstance(model_type, str) else _as_written(model_type)
+        wrong = "is missing" if model_type is None else f"{said} is not modelled"
+        return [f"model_type {wrong} (known: {', '.join(_SCHEMAS)})"]
     schema = _SCHEMAS[model_type]
     found = list(_invalid_values(schema, config)) + list(_unhonoured(schema, config))
     if model_type == "mistral" and "sliding_window" not in config:

@@ -70,7 +70,9 @@ def print_plan(
     else:
         _say(
             console,
-            "No layout fits. More GPUs, a smaller batch or sequence, or chips with more memory are needed.",
+            "No layout fits. More GPUs, a smaller batch or sequence, or chips with more memory are needed."
+            if count["too_large"]
+            else "No layout is possible: the rules below leave none of this number of GPUs and this batch.",
             "red",
         )
     _list(console, "Why the first", document.get("explanations", ()))
