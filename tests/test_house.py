@@ -38,7 +38,8 @@ def test_importing_nanum_loads_no_torch() -> None:
 
 
 def test_predicting_and_planning_load_no_torch() -> None:
-    loaded = imported_by("import nanum.prediction, nanum.search, nanum.lesson, nanum.report.terminal, nanum.cli.commands")
+    rooms_of_a_plan = "nanum.prediction, nanum.search, nanum.lesson, nanum.report.terminal, nanum.cli.commands"
+    loaded = imported_by(f"import {rooms_of_a_plan}")
     assert "nanum.search" in loaded
     assert "torch" not in loaded
 

@@ -36,8 +36,6 @@ OUTSIDE = ("clip", "optimizer")
 
 DIFFERENT = {
     "fsdp2_tp2_sp_uneven-rank1": "of a vocabulary that tp does not divide the last rank has less than the first",
-    "1F1B_pp2_fsdp2_tp2_sp_no_reshard": "norm weights' sums over tp: bf16 in each backward, not fp32 once a step",
-    "1F1B_pp2_fsdp2_tp2_sp_no_reshard_full": "norm weights' sums over tp: bf16 in each backward, not fp32 once a step",
 }
 """Where this release says otherwise than PyTorch did, and in what."""
 

@@ -134,7 +134,8 @@ def test_bound_never_exceeds_the_exact_time(schedule, pp, m, seed, sends):
 def test_bound_of_layouts_of_several_sizes_is_that_of_each(schedule, sizes, seed):
     pp, m = np.array(sizes).T
     random = np.random.default_rng(seed)
-    most = {key: random.random((pp.max(), len(sizes))) for key in ("busy", "first_forward", "last_backward", "least_forward", "least_backward")}
+    names = ("busy", "first_forward", "last_backward", "least_forward", "least_backward")
+    most = {name: random.random((pp.max(), len(sizes))) for name in names}
     send = random.random(len(sizes))
     together = lower_bound(schedule, m, **most, send_seconds=send, pp=pp)
     for n, (p, k) in enumerate(sizes):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 Size = Any  # int, or np.ndarray of int64
 
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
@@ -45,4 +47,19 @@ def ring_steps(kind: str, group_size: Size) -> Size:
         return group_size - 1
     if kind in WHOLE:
         return 1 * (group_size > 1)
+    raise ValueError(f"{kind} is not a collective: {', '.join(KINDS)}")
+
+
+def tree_steps(kind: str, group_size: Size) -> Size:
+    """Hops that follow one another where a message goes through a tree of ranks: its depth, once for each pass.
+
+    NCCL's trees for all-reduce (since 2.4) and its PAT for gathers and scatters (since 2.23) both have this depth.
+
+    Raises:
+        ValueError: the kind is not one of `KINDS`.
+    """
+    if kind in ("send", "permute"):
+        return 1 * (group_size > 1)
+    if kind in KINDS:
+        return PASSES.get(kind, 1) * np.ceil(np.log2(group_size)).astype(int)
     raise ValueError(f"{kind} is not a collective: {', '.join(KINDS)}")

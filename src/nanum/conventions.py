@@ -32,7 +32,9 @@ class Conventions:
     fused: frozenset[Fused]  # operators that are one kernel; the others are PyTorch's eager kernels
     dtensor: bool  # collectives work on dim 0, so any other dim costs a copy; an embedding's gradient is made whole
     regather: bool  # backward gathers a sequence-parallel input again (Megatron) instead of saving it whole (DTensor)
-    tp_grads_at_once: bool  # norm weights' sums over tp: in each backward (DTensor), or once a step (Megatron)
+    tp_grads_at_once: (
+        bool  # norm weights' sums over tp: in each backward, or when gradients are reduced over data ranks
+    )
     loss_parallel: bool  # logits stay split over the vocabulary
     loss_reductions: int  # all-reduces of a vocabulary-parallel loss: 3, or 2 where two are sent as one
     recompute_stops_early: bool  # at the last tensor that backward needs (torch), or the whole forward again (Megatron)

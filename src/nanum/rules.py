@@ -95,11 +95,11 @@ def _choice_rule(name: str) -> Rule:
     )
 
 
-def _rough_bytes(model: Model, job: Job) -> int:
-    """More than any byte count of a step: 64 bytes for each activation of the job, attention's scores among them."""
+def _rough_bytes(model: Model, job: Job, layout: Layout) -> int:
+    """More than any byte count of a step: 64 bytes for each activation of the job, eager attention's scores too."""
     heads = model.attention.num_attention_heads
     widest = max(model.hidden_size, heads * model.attention.head_dim, model.mlp.intermediate_size)
-    a_layer = 12 * widest + 3 * heads * job.seq_len
+    a_layer = 12 * widest + (3 * heads * job.seq_len if layout.structure.attention == "eager" else 0)
     return 64 * int(job.tokens_per_step) * (model.num_hidden_layers * a_layer + 3 * model.vocab_size)
 
 
@@ -191,7 +191,7 @@ POSITIONS = Rule(
 TOO_LARGE_TO_COUNT = Rule(
     "byte counts would not fit 64 bits",
     lambda model, job, cluster, layout: (
-        _is_whole(job.seq_len) and _is_whole(job.global_batch_size) and _rough_bytes(model, job) > MOST_BYTES
+        _is_whole(job.seq_len) and _is_whole(job.global_batch_size) and _rough_bytes(model, job, layout) > MOST_BYTES
     ),
     lambda model, job, cluster, layout: (
         f"seq_len={job.seq_len} and global_batch_size={job.global_batch_size}: too large to count the bytes of a step"

@@ -18,7 +18,7 @@ import numpy as np
 
 from nanum.cluster import Cluster, Link
 from nanum.cluster import Quantity as Stated
-from nanum.collectives import ring_steps, wire_bytes
+from nanum.collectives import ring_steps, tree_steps, wire_bytes
 from nanum.layout import Layout
 from nanum.program import Collective, Compute, Quantity
 
@@ -145,8 +145,8 @@ class Cost:
         """Seconds of one kernel; 0 where it does nothing.
 
         A matmul of m n k = flops / 2 (a batch of them counts all its tiles) takes flops / sustained * (1 + depth / k)
-        * (1 + tile * multiprocessors * TILE_AREA * 2k / flops), or its memory time if that is longer. A flash attention kernel
-        counts causal FLOPs.
+        * (1 + tile * multiprocessors * TILE_AREA * 2k / flops), or its memory time if that is longer.
+        A flash attention kernel counts causal FLOPs.
 
         Raises:
             ValueError: the chip states no rate for the node's dtype.
@@ -235,8 +235,9 @@ class Cost:
         """Seconds of an exchange: `calls`, each of which pays the latency, and `payload_bytes` in all of them.
 
         Alpha-beta by tier. Across nodes a ring is hierarchical: each of a node's k ranks carries 1/k of what leaves the
-        node, while the ranks of the node share theirs over the inner link; both run at once (NCCL's channels do). An
-        all-to-all sends each piece straight to its rank.
+        node, while the ranks of the node share theirs over the inner link; both run at once (NCCL's channels do). Small
+        messages go round the ring of a node and through a tree of nodes. An all-to-all sends each piece straight to
+        its rank.
 
         Raises:
             ValueError: the kind or an axis is unknown.
@@ -251,7 +252,7 @@ class Cost:
         nodes = np.minimum(where.nodes, size)
         members = np.minimum(where.members, -(-size // nodes))
         inner, outer = self.cluster.intra_node, self.cluster.inter_node
-        hops_within, hops_between = ring_steps(node.kind, members), ring_steps(node.kind, nodes)
+        hops_within, hops_between = ring_steps(node.kind, members), tree_steps(node.kind, nodes)
         within, between = wire_bytes(node.kind, payload, members), wire_bytes(node.kind, payload, nodes)
         if node.kind == "all_to_all":
             within, between = payload * (members - 1) / size, payload * (size - members) / size

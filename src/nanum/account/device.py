@@ -4,7 +4,9 @@ buffers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from nanum.units import GIB, MB
@@ -41,14 +43,12 @@ def reserved_bytes(allocated_bytes: Any) -> Any:
     return allocated_bytes * RESERVED_PERCENT // 100
 
 
-def context_bytes(group_sizes: tuple[Any, ...]) -> Any:
-    """The context, and a communicator for each group of more than one rank. Sizes are ints or arrays."""
+def context_bytes(axes: Iterable[tuple[str, ...]], sizes: Mapping[str, Any]) -> Any:
+    """The context, and a communicator for each group of more than one rank that exchanges something over these axes.
+
+    `sizes` of the mesh axes are ints or arrays.
+    """
     total: Any = CONTEXT_BYTES
-    for n in group_sizes:
+    for n in (prod(sizes[a] for a in group) for group in sorted(axes)):
         total = total + (n == 2) * COMMUNICATOR_BYTES[2] + (n > 2) * COMMUNICATOR_BYTES[3]
     return total
-
-
-def groups(dp_replicate: Any, dp_shard: Any, cp: Any, tp: Any, pp: Any) -> tuple[Any, ...]:
-    """Sizes of the groups that a rank is in: one for each exchange's axes."""
-    return (tp, pp, dp_shard * cp, dp_replicate)

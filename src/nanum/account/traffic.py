@@ -63,6 +63,23 @@ def _add(rows: Rows, key: Key, row: list[Any], times: Any, at: np.ndarray | None
     )
 
 
+def axes_of(nodes: Iterable[Node]) -> frozenset[tuple[str, ...]]:
+    """The axes over which a Program exchanges anything, whatever the sizes: a group of ranks for each."""
+    return _axes(tuple(nodes), {})
+
+
+def _axes(nodes: tuple[Node, ...], known: dict[int, frozenset[tuple[str, ...]]]) -> frozenset[tuple[str, ...]]:
+    found: set[tuple[str, ...]] = set()
+    for node in nodes:
+        if isinstance(node, Collective):
+            found.add(node.axes)
+        elif isinstance(node, Repeat):
+            if id(node.body) not in known:
+                known[id(node.body)] = _axes(node.body, known)
+            found |= known[id(node.body)]
+    return frozenset(found)
+
+
 def flops(nodes: Iterable[Node], *, recompute: bool = True) -> Any:
     """FLOPs of matmuls and attention, those of recompute counted or not."""
     return _flops(tuple(nodes), recompute, {})

@@ -22,7 +22,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         fused=frozenset(),
         dtensor=True,
         regather=False,
-        tp_grads_at_once=True,
+        tp_grads_at_once=not structure.pipelined,  # unsynced gradients stay Partial over tp until they are reduced
         loss_parallel=False,
         loss_reductions=3,
         recompute_stops_early=True,

@@ -34,7 +34,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         fused=FUSABLE | {"optimizer"} if structure.compile else frozenset({"norm", "optimizer"}),
         dtensor=True,
         regather=False,
-        tp_grads_at_once=True,
+        tp_grads_at_once=not structure.pipelined,  # unsynced gradients stay Partial over tp until they are reduced
         loss_parallel=True,
         loss_reductions=3,
         recompute_stops_early=True,

@@ -263,6 +263,8 @@ class FullyShard:
         if pipelined and not first:  # the unsharded sums are what is reduced
             nodes += [copy("accumulate", "backward", u.elements * grad, n.grad_dtype), Held("grads", -gradients)]
             gradients, last = u.elements * grad, u.last_grad_bytes * 0
+        if u.tp_sum is not None:
+            nodes.append(u.tp_sum)
         nodes += [
             Held("buffers", u.reduce_bytes, "input of the reduction"),
             Compute("copy_in", "backward", 0.0, gradients + u.reduce_bytes, n.grad_dtype),

@@ -27,6 +27,7 @@ class Unit:
 
     gather: Collective | None
     reduce: tuple[Collective, ...]
+    tp_sum: Collective | None  # of norm weights, where it was left for the reduction
     elements: Any  # as computed with
     stored_elements: Any  # as ZeRO stores it
     tensors: Any
@@ -56,9 +57,9 @@ class Unit:
 
         reduce = tuple(r for r in map(scaled, self.reduce) if r is not None)
         return Unit(
-            scaled(self.gather), reduce, scale(self.elements), scale(self.stored_elements), scale(self.tensors),
-            scale(self.weights_bytes), scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes),
-            scale(self.reduce_bytes), scale(self.shard_bytes),
+            scaled(self.gather), reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
+            scale(self.tensors), scale(self.weights_bytes), scale(self.gather_bytes), scale(self.grads_bytes),
+            scale(self.last_grad_bytes), scale(self.reduce_bytes), scale(self.shard_bytes),
         )  # fmt: skip
 
     def __add__(self, other: Unit) -> Unit:
@@ -68,6 +69,7 @@ class Unit:
         return Unit(
             _joined(self.gather, other.gather),
             tuple(_add(a, b) for a, b in zip(self.reduce, other.reduce, strict=True)),
+            _both(self.tp_sum, other.tp_sum),
             self.elements + other.elements,
             self.stored_elements + other.stored_elements,
             self.tensors + other.tensors,
@@ -84,7 +86,13 @@ def _joined(a: Collective | None, b: Collective | None) -> Collective | None:
     return _add(a, b) if a and b else a or b
 
 
+def _both(a: Collective | None, b: Collective | None) -> Collective | None:
+    """Exchanges that stay two."""
+    return replace(_add(a, b), calls=a.calls + b.calls) if a and b else a or b
+
+
 def _add(a: Collective, b: Collective) -> Collective:
+    """One exchange of both."""
     return replace(
         a,
         calls=((a.calls + b.calls) > 0) * 1,
@@ -105,6 +113,7 @@ def unit(
     numerics = conventions.numerics
     gather: Collective | None = None
     reduce: dict[str, Collective] = {}
+    tp_sum: Collective | None = None
     elements: Any = 0
     stored_elements: Any = 0
     gather_bytes: Any = 0
@@ -123,6 +132,9 @@ def unit(
         stored_elements = stored_elements + shard
         g = grads[w]
         grads_bytes = grads_bytes + shapes.bytes(g)
+        if "tp" in g.partial:
+            for m in reshard(g.like(size=None), g.split, dtype=numerics.grad_dtype, only=("tp",))[1]:
+                tp_sum = _both(tp_sum, collective(shapes, m.kind, m.axes, m.before, m.after, phase, "grads"))
         due = tuple(a for a in g.partial if a != "tp")
         for m in reshard(g.like(size=None), at_rest.split, dtype=numerics.grad_dtype, only=due)[1]:
             node = collective(shapes, m.kind, m.axes, m.before, m.after, phase, "grads")
@@ -130,6 +142,6 @@ def unit(
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
     return Unit(
-        gather, tuple(reduce.values()), elements, stored_elements, len(weights), gather_bytes,
+        gather, tuple(reduce.values()), tp_sum, elements, stored_elements, len(weights), gather_bytes,
         gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]), reduce_bytes, shard_bytes,
     )  # fmt: skip

@@ -12,11 +12,11 @@ import numpy as np
 
 from nanum import engines
 from nanum.account.cost import Cost
-from nanum.account.device import ASSUMED, context_bytes, groups, reserved_bytes
+from nanum.account.device import ASSUMED, context_bytes, reserved_bytes
 from nanum.account.memory import Moment, moment
 from nanum.account.step_time import Cut, StageTime, cut, stage_time
 from nanum.account.timeline import busy, exposed
-from nanum.account.traffic import Key, Total, flops, traffic
+from nanum.account.traffic import Key, Total, axes_of, flops, traffic
 from nanum.build import build, emit_bodies
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
@@ -134,7 +134,8 @@ class Prediction:
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         at = self.layout
-        context = int(context_bytes(groups(at.dp_replicate, at.dp_shard, at.cp, at.tp, at.pp)))
+        axes = frozenset(group for step in self.steps for group in axes_of(step.program))
+        context = int(context_bytes(axes, at.sizes))
         found = []
         for i, step in enumerate(self.steps):
             m = moment(step.program)

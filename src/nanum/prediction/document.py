@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 UNMODELLED = (
     "context, expert and virtual-stage parallelism, fp8, offload, LoRA",
+    "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
     "slower kernels while exchanges overlap with them, stragglers and jitter",
     "kernel launches that the host cannot keep ahead of",

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from nanum.account.cost import Cost
-from nanum.account.device import context_bytes, groups, reserved_bytes
+from nanum.account.device import context_bytes, reserved_bytes
 from nanum.account.memory import peak
 from nanum.account.step_time import bound, cut, stage_bound, stage_time
+from nanum.account.traffic import axes_of
 from nanum.build import BODY_FIELDS, Bodies, Parts, body_space, build, emit_parts
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
@@ -99,7 +100,7 @@ def read(question: Question, found: list[Group], progress: Progress | None = Non
 
 def _emission(s: Structure) -> tuple[Any, ...]:
     """Structures of equal keys have the same bodies, but for what a layer keeps."""
-    return s.zero, s.tensor, s.attention, s.compile
+    return s.zero, s.tensor, s.attention, s.compile, s.pipelined and s.tensor == "sequence"
 
 
 def _same_actions(s: Structure) -> tuple[Any, ...]:
@@ -128,7 +129,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         bodies = Bodies(modes[mode], distinct_layout, at[start:stop])
         start = stop
         structure = group.layout.structure
-        key = (*_same_actions(structure), len(stage))
+        key = (*_same_actions(structure), bodies.at.tobytes(), entries.pp.tobytes())  # type: ignore[union-attr]
         if key not in steps:
             step = build(question.model, question.job, entries, question.engine, stage, bodies)
             steps[key] = step, Cost(question.cluster, step.layout)
@@ -137,9 +138,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         used = peak(step.program, memory_known).peak
         pp = group.layout.pp
         worst = np.maximum.reduceat(np.broadcast_to(used, stage.shape), np.cumsum(pp) - pp)
-        at_device = reserved_bytes(worst) + context_bytes(
-            groups(*(getattr(group.layout, a) for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp")))
-        )
+        at_device = reserved_bytes(worst) + context_bytes(axes_of(step.program), group.layout.sizes)
         fits = at_device <= question.cluster.chip.memory_bytes.value
         m = question.job.global_batch_size // (group.layout.micro_batch_size * group.layout.data_ranks)
         seconds = (
