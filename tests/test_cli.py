@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_help_waits_for_nothing_heavy(argv: list[str]) -> None:
     )
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "nanum.cli.commands" in imported
-    assert not imported & {"numpy", "torch", "rich.console", "nanum.model.presets"}
+    assert not imported & {"numpy", "torch", "pydantic", "nanum.model.presets"}
 
 
 def reasons_of(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -177,6 +178,46 @@ def test_the_lesson_refuses_what_it_has_not(nanum: Run, argv: list[str]) -> None
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert "is not a" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param(json.dumps(LLAMA)[:40], "not JSON (line 1", id="truncated"),
+        pytest.param("[1]", "not the JSON object", id="list"),
+        pytest.param(json.dumps(LLAMA | {"vocab_size": float("nan")}), "vocab_size = NaN", id="NaN"),
+        pytest.param(
+            '{"vocab_size": 1, ' + json.dumps(LLAMA)[1:], "'vocab_size' stands there more than once", id="twice"
+        ),
+        pytest.param('{"vocab_size": 1' + "0" * 6000 + "}", "a number is too long", id="thousands of digits"),
+        pytest.param(json.dumps(LLAMA | {"layer_types": 5}), "layer_types = 5 is not a list", id="layer types"),
+        pytest.param(json.dumps(LLAMA | {"a\nb\x1b[31m": 5}), r"unknown key 'a\nb\x1b[31m'", id="control characters"),
+        pytest.param(json.dumps(LLAMA | {"x" * 9000: 5}), "x…'", id="a long key"),
+    ],
+)
+def test_a_broken_model_file_is_refused_in_one_line(nanum: Run, tmp_path: Path, text: str, reason: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(text)
+    (said,) = reasons_of(nanum("predict", str(config), NODE))
+    assert reason in said
+    assert len(said) < len(str(config)) + 200
+
+
+def test_a_file_may_begin_with_the_mark_that_some_editors_write(nanum: Run, tmp_path: Path) -> None:
+    model, cluster = tmp_path / "config.json", tmp_path / "mine.toml"
+    model.write_text(json.dumps(LLAMA), encoding="utf-8-sig")
+    cluster.write_text('nodes = 1\r\ngpus_per_node = 8\r\nchip = "h100-sxm"\r\n', encoding="utf-8-sig", newline="")
+    answer(nanum("predict", str(model), str(cluster), "--json"))
+
+
+@pytest.mark.parametrize("argv", [["/dev/zero", NODE], ["gpt2", "/dev/zero"]])
+def test_a_file_without_an_end_is_not_read_to_it(nanum: Run, argv: list[str]) -> None:
+    assert ["too large" in reason for reason in reasons_of(nanum("predict", *argv))] == [True]
+
+
+def test_words_with_control_characters_are_repeated_without_them(nanum: Run) -> None:
+    reasons = reasons_of(nanum("predict", "a\nb", "c\x1b[31m"))
+    assert [r"a\nb" in reasons[0], r"c\x1b[31m" in reasons[1], len(reasons)] == [True, True, 2]
 
 
 def test_unknown_flags_and_missing_words_exit_2_without_a_traceback(nanum: Run) -> None:
@@ -295,6 +336,34 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == answers.BROKEN_PIPE
+
+
+@pytest.mark.parametrize("argv", [["models"], ["models", "--json"], ["--help"], ["plan", "--help"], ["--version"]])
+def test_an_answer_that_cannot_be_written_exits_74(argv: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "nanum", *argv], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (answers.NOT_WRITTEN, 1), done.stderr
+
+
+def test_closed_streams() -> None:
+    command = f"{sys.executable} -m nanum"
+    done = subprocess.run(f"{command} models >&-", shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (answers.NOT_WRITTEN, "nanum: stdout is closed\n")
+    done = subprocess.run(f"{command} predict nobody nowhere 2>&-", shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (answers.REFUSED, "")  # print would turn to stdout
+
+
+def test_the_command_that_a_plan_suggests_gives_its_first_layout(nanum: Run, tmp_path: Path) -> None:
+    model = tmp_path / "my model.json"
+    model.write_text(json.dumps(LLAMA))
+    asked = [str(model), "1x4xh100-sxm", "--precision", "fp16", "--optimizer", "sgd", "--global-batch-size", "64"]
+    text = " ".join(nanum("plan", *asked).stdout.replace("\n", " ").split())
+    found = re.search(r"nanum (predict .*?) assumed, and listed", text)
+    assert found is not None
+    words = shlex.split(found[1])
+    best = answer(nanum("plan", *asked, "--json"))["best"][0]
+    assert answer(nanum(*words, "--json"))["layout"] == best["layout"]
+    assert answer(nanum(*words, "--json"))["time"] == best["time"]
 
 
 def test_an_interrupted_command_exits_130_without_a_traceback() -> None:

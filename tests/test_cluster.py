@@ -197,6 +197,8 @@ efficiency = 80
         ('"0 GB/s"', "is zero"),
         ('"-1 GB/s"', "is negative"),
         ('{ value = nan, unit = "GB/s", tag = "measured", source = "s" }', "is not a number"),
+        ('"1e300 B/s"', "is beyond any chip or link"),
+        ('"1e-300 B/s"', "is nearly nothing"),
         ('{ value = inf, unit = "GB/s", tag = "measured", source = "s" }', "is infinite"),
         ('{ value = "fast", unit = "GB/s", tag = "measured", source = "s" }', "is not a number"),
         ('{ value = 1, unit = "GB/s", tag = "measured" }', "no source"),
@@ -216,6 +218,23 @@ def test_a_file_that_is_no_toml(tmp_path):
     file = tmp_path / "x.toml"
     file.write_text("nodes = ")
     assert "not TOML" in refusal(str(file))[0]
+
+
+def test_tables_names_and_long_numbers_are_refused_in_the_users_words(tmp_path):
+    file = tmp_path / "mine.toml"
+    head = 'gpus_per_node = 8\nchip = "h100-sxm"\n'
+    for text, said in (
+        ("nodes = 1\ninter_node = [1]\n", "inter_node = [1] is not a table"),
+        ("nodes = 1\nname = 3\n", "name = 3 is not text"),
+        ('nodes = 1\nname = "a\\u001b[31m"\n', "name: 'a\\x1b[31m' has characters that cannot be printed"),
+        (f"nodes = 1{'0' * 6000}\n", "not TOML (a number is too long)"),
+        (f"nodes = 1{'0' * 300}\n", "… is not a whole number from 1 to 10,000,000"),
+    ):
+        file.write_text(head + text)
+        with pytest.raises(Refused) as refused:
+            cluster.load(str(file))
+        (reason,) = refused.value.reasons
+        assert said in reason
 
 
 def test_a_refused_word_waits_for_no_pydantic():

@@ -98,6 +98,8 @@ def test_a_plan_ranks_explains_and_counts(plan_document: dict[str, Any]) -> None
 def test_a_plan_in_which_nothing_fits_says_so(plan_document: dict[str, Any]) -> None:
     plan_document["best"] = []
     assert "No layout fits." in shown(print_plan, plan_document)
+    plan_document["count"] |= {"too_large": 0}  # then more memory would not help
+    assert "No layout is possible" in shown(print_plan, plan_document)
 
 
 def test_layout_words_name_what_divides_and_what_saves_memory() -> None:

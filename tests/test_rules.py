@@ -127,3 +127,26 @@ def test_a_jobs_defaults():
     assert default_seq_len(1024) == 1024
     assert default_global_batch_size(8192) == 512
     assert default_global_batch_size(2**30) == 1
+
+
+@pytest.mark.parametrize("size", [None, float("nan"), 2.5, "2", True])
+def test_a_size_that_is_none_is_one_reason_and_no_error(size):
+    assert reasons(GOOD, job=replace(JOB, global_batch_size=size)) == [
+        f"global_batch_size={size} is not a whole number"
+    ]
+    for rule in GENERAL:  # a search asks the rules of the job one by one
+        rule.broken(GPT2, Job(size, size), of(1), Layout())
+    engines_own = [rule for rule in GENERAL if rule.why.startswith("tp does")]
+    assert broken(engines_own, LLAMA, replace(JOB, seq_len=size), of(64), GOOD) == []  # said by GENERAL, once
+
+
+@pytest.mark.parametrize("order", [("x", "pp", "dp_shard", "cp", "tp"), ("tp",), ()])
+def test_a_rank_order_of_other_axes_is_one_reason(order):
+    (said,) = reasons(replace(GOOD, rank_order=order))
+    assert said.startswith("rank_order=")
+
+
+def test_an_unknown_attention_kernel_is_refused():
+    assert reasons(replace(GOOD, structure=replace(SEQUENCE, attention="x"))) == [
+        "attention=x is not modelled (known: flash, eager)"
+    ]
