@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanum import model
+from nanum import cluster, model, plan
+from nanum.errors import Refused
 from nanum.job import Job, default_global_batch_size, default_seq_len
 from nanum.layout import AXES, Layout, Structure
 from nanum.rules import GENERAL, broken
@@ -134,8 +135,9 @@ def test_a_size_that_is_none_is_one_reason_and_no_error(size):
     assert reasons(GOOD, job=replace(JOB, global_batch_size=size)) == [
         f"global_batch_size={size} is not a whole number"
     ]
-    for rule in GENERAL:  # a search asks the rules of the job one by one
-        rule.broken(GPT2, Job(size, size), of(1), Layout())
+    with pytest.raises(Refused) as refused:
+        plan(GPT2, replace(JOB, global_batch_size=size, seq_len=size), cluster.load("1x8xh100-sxm"))
+    assert refused.value.reasons == tuple(f"{n}={size} is not a whole number" for n in ("seq_len", "global_batch_size"))
     engines_own = [rule for rule in GENERAL if rule.why.startswith("tp does")]
     assert broken(engines_own, LLAMA, replace(JOB, seq_len=size), of(64), GOOD) == []  # said by GENERAL, once
 
