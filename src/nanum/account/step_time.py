@@ -124,6 +124,10 @@ def exact(
     return ends[:n], ends[n:]
 
 
+ROUNDING = 1e-12
+"""Of a step: what sums of its parts may be off by."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cut:
     """Steps of n layouts, cut along the stage that works longest; the parts add up to the step. All [n] seconds."""
@@ -146,14 +150,9 @@ def cut(schedule: str, num_microbatches: int, times: Sequence[StageTime], n: int
     longest = (parts[0] + parts[2]).argmax(axis=0)
     busy, compute, optimizer = (table[longest, np.arange(n)] for table in parts)
     communication = busy - compute + step - free
-    return Cut(
-        step,
-        compute,
-        communication,
-        np.maximum(step - compute - communication - optimizer, 0.0),
-        optimizer,
-        step - free,
-    )
+    bubble = step - compute - communication - optimizer
+    bubble[bubble < ROUNDING * step] = 0.0
+    return Cut(step, compute, communication, bubble, optimizer, step - free)
 
 
 @dataclass(frozen=True, eq=False)
