@@ -52,5 +52,5 @@ def _compare(best: Candidate, other: Candidate) -> str:
     layout = other.layout
     with_what = f"recompute {layout.structure.recompute}, micro-batch {layout.micro_batch_size}"
     reason = ", ".join(why) or "nearly the same in every part"
-    but = f"; it saves {', '.join(saves)}" if saves else ""
+    but = f"; in return {', '.join(saves)}" if saves else ""
     return f"{words(other)} ({with_what}) is {slower:.1%} slower: {reason}{but}"
