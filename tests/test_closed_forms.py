@@ -317,7 +317,7 @@ def test_bubble(schedule: str, p: int, m: int) -> None:
     program = step(MEGATRON, m, pp=2, schedule=schedule)
     durations = {name: 2.0 if name.startswith("backward") else 1.0 for name in program.actions}
     work = 3.0 * m
-    found = cut(schedule, m, [StageTime(durations, program.rounds, work, work, 0.0, 0.0, 0.0)] * p)
+    found = cut(schedule, m, [StageTime(durations, program.rounds, work, work, 0.0, 0.0, 0.0, 0.0)] * p)
     assert found.bubble[0] / work == pytest.approx((p - 1) / m)
     assert np.isclose(found.step[0], work + found.bubble[0])
 

@@ -43,7 +43,8 @@ class StageTime:
     busy_seconds: Quantity  # what the stage works in a step, the optimizer aside
     compute_seconds: Quantity  # kernels among it
     streamed_seconds: Quantity  # what it waits for streams; the rest are exchanges that it waits for at once
-    optimizer_seconds: Quantity
+    optimizer_seconds: Quantity  # of the update, and of what is exchanged before it
+    update_seconds: Quantity  # its kernels alone
     send_seconds: Quantity
 
     def at(self, entries: Any) -> StageTime:
@@ -58,6 +59,7 @@ class StageTime:
             self.compute_seconds,
             self.streamed_seconds,
             self.optimizer_seconds,
+            self.update_seconds,
             self.send_seconds,
         )
         return StageTime(*several, *map(pick, rest))
@@ -81,10 +83,9 @@ def stage_time(step: Step, cost: Cost, known: KnownMaps | None = None, bodies: C
         compute = compute + rounds[name] * take(m.compute_seconds, step.at)
         streamed = streamed + rounds[name] * np.maximum(take(waits, step.at), 0.0)
     durations = {name: take(seconds, step.at) for name, seconds in ends.items()}
-    optimizer = take(fold(step.optimizer, cost, known, bodies).total_seconds, step.at)
-    return StageTime(
-        durations, rounds, busy, compute, streamed, optimizer, take(cost.collective_seconds(step.send), step.at)
-    )
+    end = fold(step.optimizer, cost, known, bodies)
+    last = (end.total_seconds, end.compute_seconds, cost.collective_seconds(step.send))
+    return StageTime(durations, rounds, busy, compute, streamed, *(take(q, step.at) for q in last))
 
 
 def end_of_compute(m: TimeMap) -> Quantity:
@@ -143,13 +144,15 @@ class Cut:
 def cut(schedule: str, num_microbatches: int, times: Sequence[StageTime], n: int = 1) -> Cut:
     """The exact steps of n layouts and their parts."""
     step, free = exact(schedule, num_microbatches, times, n)
-    parts = [
-        _rows(times, read, n)
-        for read in (lambda t: t.busy_seconds, lambda t: t.compute_seconds, lambda t: t.optimizer_seconds)
-    ]
-    longest = (parts[0] + parts[2]).argmax(axis=0)
-    busy, compute, optimizer = (table[longest, np.arange(n)] for table in parts)
-    communication = busy - compute + step - free
+    work = _rows(times, lambda t: t.busy_seconds + t.optimizer_seconds, n)
+    longest = work.argmax(axis=0)
+
+    def of(read: Callable[[StageTime], Quantity]) -> np.ndarray:
+        return np.asarray(_rows(times, read, n)[longest, np.arange(n)])
+
+    compute, optimizer = of(lambda t: t.compute_seconds), of(lambda t: t.update_seconds)
+    communication = work.max(axis=0) - compute - optimizer + step - free
+    communication[communication < ROUNDING * step] = 0.0
     bubble = step - compute - communication - optimizer
     bubble[bubble < ROUNDING * step] = 0.0
     return Cut(step, compute, communication, bubble, optimizer, step - free)

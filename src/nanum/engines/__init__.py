@@ -32,4 +32,6 @@ def load(name: str) -> Engine:
         return TORCH
     if name in ("deepspeed", "accelerate", "nanotron"):
         raise Refused([f"--engine {name} is not modelled yet; there are {', '.join(names())}"])
+    if name == "any":
+        raise Refused(["--engine any is for plan, which compares engines; predict takes one"])
     raise Refused([f"--engine {name} is unknown; there are {', '.join(names())}"])

@@ -83,7 +83,7 @@ RULES = (
     ),
     Rule(
         "a pipeline needs as many micro-batches as stages (torch)",
-        lambda model, job, cluster, layout: _num_microbatches(job, layout) < layout.pp,
+        lambda model, job, cluster, layout: (layout.pp > 1) & (_num_microbatches(job, layout) < layout.pp),
         lambda model, job, cluster, layout: (
             f"pp={layout.pp} needs at least {layout.pp} micro-batches, and there are {_num_microbatches(job, layout)}: "
             f"global_batch_size={job.global_batch_size} over {layout.data_ranks} data ranks of "

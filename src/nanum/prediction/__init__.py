@@ -210,17 +210,19 @@ class Prediction:
     # --- exchanges ----------------------------------------------------------------------------------------------------
     @cached_property
     def communication(self) -> tuple[Row, ...]:
+        """The ledger. What a stream exposes is shared among its rows by their seconds; what the pipeline's sends add to
+        the step, among a stage's sends, each at the most its own seconds.
+        """
         rows = []
         for i, (step, time) in enumerate(zip(self.steps, self.stage_times, strict=True)):
             seconds = busy(step.program, self.cost)
-            sends = {k for k in seconds if k.kind == "send"}
-            hidden = {k: v for k, v in seconds.items() if k not in sends}
-            waits = exposed(hidden, time.streamed_seconds)
+            sends = {key for key in seconds if key.kind == "send"}
+            waits = exposed({key: each for key, each in seconds.items() if key not in sends}, time.streamed_seconds)
             share = float(self.parts.sends[0]) / max(len(sends), 1)
             for key, total in traffic(step.program).items():
-                rows.append(
-                    self._row(i, key, total, float(seconds[key].seconds), share if key in sends else float(waits[key]))
-                )
+                its_seconds = float(seconds[key].seconds)
+                exposed_seconds = min(share, its_seconds) if key in sends else float(waits[key])
+                rows.append(self._row(i, key, total, its_seconds, exposed_seconds))
         return tuple(rows)
 
     def _row(self, stage: int, key: Key, total: Total, seconds: float, exposed_seconds: float) -> Row:

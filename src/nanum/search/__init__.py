@@ -99,6 +99,8 @@ def plan(
     for.
     """
     begin = time.perf_counter()
+    if top < 1:
+        raise Refused([f"top={top} must be at least 1"])
     chosen = [engines.load(name) for name in (("torchtitan", "megatron") if engine == "any" else (engine,))]
     if why := _hopeless(model, job, cluster):
         raise Refused(why)
