@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanum import cluster
-from nanum.cluster.parse import MOST_GPUS, chip_names, from_table
+from nanum.cluster.parse import from_table
 from nanum.cluster.presets import chips, presets
+from nanum.cluster.tables import MOST_GPUS, chip_names
 from nanum.errors import Refused
 from nanum.units import MIB
 

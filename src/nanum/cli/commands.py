@@ -193,7 +193,7 @@ def models(json: flags.AsJson = False) -> int:
     if json:
         print_json(document)
     else:
-        from nanum.report.terminal import print_models
+        from nanum.report.listings import print_models
 
         print_models(document, stdout_console())
     return GOOD
@@ -215,7 +215,7 @@ def clusters(json: flags.AsJson = False) -> int:
     if json:
         print_json(document)
     else:
-        from nanum.report.terminal import print_clusters
+        from nanum.report.listings import print_clusters
 
         print_clusters(document, stdout_console())
     return GOOD

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nanum.cluster import Chip, Cluster
-from nanum.cluster.parse import DATA, MOST_GPUS, chip_names, from_table, read_toml, trusted, unknown_chip
+from nanum.cluster.parse import from_table, trusted
+from nanum.cluster.tables import DATA, MOST_GPUS, chip_names, read_toml, unknown_chip
 from nanum.errors import Refused, cut_short
 
 _LARGEST_FILE_BYTES = 2**20  # a cluster file has a page or two

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from nanum.cluster.parse import LINK_KEYS, MOST_GPUS, chip_names, link_tables, quantity, unknown_chip
+from nanum.cluster.tables import LINK_KEYS, MOST_GPUS, chip_names, link_tables, quantity, unknown_chip
 from nanum.errors import cut_short
 from nanum.units import Dimension
 

@@ -8,6 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+ACTIVATIONS: dict[str, Literal["silu", "gelu"]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+}
+"""The forms of GELU differ in the last digits of its value, not in what is computed, saved or sent."""
+
 
 @dataclass(frozen=True)
 class Attention:

@@ -7,22 +7,12 @@ Keys that are absent take the defaults of the `transformers` configuration class
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from nanum.errors import Refused
-from nanum.model import Attention, Mlp, Model
+from nanum.model import ACTIVATIONS, Attention, Mlp, Model
 
 Config = Mapping[str, Any]
-
-ACTIVATIONS: dict[str, Literal["silu", "gelu"]] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-}
-"""The forms of GELU differ in the last digits of its value, not in what is computed, saved or sent."""
 
 
 def from_config(config: Config, name: str, *, where: str = "config.json", source: str = "") -> Model:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from nanum.errors import cut_short
-from nanum.model.config import ACTIVATIONS
+from nanum.model import ACTIVATIONS
 
 
 def _whole(at_most: int) -> Any:

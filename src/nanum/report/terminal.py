@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from nanum.report.numbers import duration, gib, gigabytes, percent, ranges, whole
+from nanum.report.tables import Document, Row, print_list, print_table, say, title
 from nanum.units import (
-    GB,
-    TFLOPS,
     format_bytes,
     format_flops_per_second,
     format_rate,
     format_seconds,
-    format_short_count,
 )
-
-Document = Mapping[str, Any]
-Row = Sequence[str | Text]
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 RANKING = ("", "layout", "step", "tokens/s\na GPU", "MFU", "GiB", "bubble")
 MEMORY = ("stage", "params", "grads", "optimizer\nstates", "activations", "buffers", "peak\nallocated")
 COMMUNICATION = ("what", "calls", "payload\nGB", "wire\nGB", "time", "exposed")
-MODELS = ("model", "parameters", "layers", "hidden\nsize", "context")
-CLUSTERS = ("name", "the same as", "in a node\nGB/s a GPU", "between nodes\nGB/s a GPU")
-CHIPS = ("name", "memory\nGiB", "memory\nGB/s", "16-bit dense\nTFLOPS", "fp8 dense\nTFLOPS")
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 FORMATS = {  # the longer suffix first
     "flops_per_second": format_flops_per_second,
@@ -60,7 +51,7 @@ def print_plan(
     if best:
         _head(best[0], console, defaults, layout=False)
     searched = f"{whole(count['enumerated'])} layouts in {duration(document['seconds'])}"
-    _say(
+    say(
         console,
         f"{searched}: {whole(count['impossible'])} impossible, {whole(count['too_large'])} too large for the memory, "
         f"{whole(count['ranked'])} ranked.",
@@ -68,25 +59,25 @@ def print_plan(
     if best:
         _ranking(best, console)
     else:
-        _say(
+        say(
             console,
             "No layout fits. More GPUs, a smaller batch or sequence, or chips with more memory are needed."
             if count["too_large"]
             else "No layout is possible: the rules below leave none of this number of GPUs and this batch.",
             "red",
         )
-    _list(console, "Why the first", document.get("explanations", ()))
-    _list(console, "Left out", (f"{whole(one['count'])}: {one['why']}" for one in document["rejected"]))
+    print_list(console, "Why the first", document.get("explanations", ()))
+    print_list(console, "Left out", (f"{whole(one['count'])}: {one['why']}" for one in document["rejected"]))
     if best:
         first = best[0]
-        _title(console, "The first")
-        _say(console, layout_words(first["layout"]), "bold")
+        title(console, "The first")
+        say(console, layout_words(first["layout"]), "bold")
         _verdict(first, console)
         _time(first["time"], console)
         _throughput(first, console)
-        _say(console, f"ledger and memory by stage: nanum predict {asked} {flags_of(first)}", "dim")
+        say(console, f"ledger and memory by stage: nanum predict {asked} {flags_of(first)}", "dim")
         assumed = [one["what"] for one in first["assumptions"] if one["tag"] == "assumed"]
-        _say(console, f"assumed, and listed there with their sources: {'; '.join(assumed)}", "dim")
+        say(console, f"assumed, and listed there with their sources: {'; '.join(assumed)}", "dim")
 
 
 def flags_of(document: Document) -> str:
@@ -108,54 +99,6 @@ def flags_of(document: Document) -> str:
     words.append(f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}")
     usual = {"precision": "bf16", "optimizer": "adamw"}
     return " ".join(words + [f"--{name} {job[name]}" for name, word in usual.items() if job[name] != word])
-
-
-def print_models(document: Document, console: Console) -> None:
-    """Print `models`' document."""
-    rows = (
-        (
-            model["name"],
-            _parameters(model),
-            *(whole(model[name]) for name in ("num_hidden_layers", "hidden_size", "max_position_embeddings")),
-        )
-        for model in document["models"]
-    )
-    _table(console, MODELS, rows, words=1)
-
-
-def print_clusters(document: Document, console: Console) -> None:
-    """Print `clusters`' document: presets, and the chips that NODESxGPUSxCHIP may name."""
-    _title(console, "Clusters")
-    clusters = (
-        (
-            cluster["name"],
-            f"{cluster['nodes']}x{cluster['gpus_per_node']}x{cluster['chip']}",
-            *(_rate(cluster[tier]["bytes_per_second"]) for tier in ("intra_node", "inter_node")),
-        )
-        for cluster in document["clusters"]
-    )
-    _table(console, CLUSTERS, clusters, words=2)
-    _title(console, "Chips, to be named as NODESxGPUSxCHIP")
-    chips = (
-        (
-            chip["name"],
-            gib(chip["memory_bytes"]["value"]),
-            _rate(chip["memory_bytes_per_second"]),
-            *(_peak(chip["peak_flops_per_second"], dtypes) for dtypes in (("bf16", "fp16"), ("fp8",))),
-        )
-        for chip in document["chips"]
-    )
-    _table(console, CHIPS, chips, words=1)
-    _say(console, "Where each number is from: --json", "dim")
-
-
-def _rate(quantity: Document) -> str:
-    return whole(quantity["value"] / GB)
-
-
-def _peak(peaks: Document, dtypes: Sequence[str]) -> str:
-    """The peak of the first of `dtypes` that the chip has."""
-    return next((whole(peaks[dtype]["value"] / TFLOPS) for dtype in dtypes if dtype in peaks), "-")
 
 
 def layout_words(layout: Document) -> str:
@@ -204,10 +147,10 @@ def _verdict(document: Document, console: Console) -> None:
     needs, capacity = worst["device_bytes"], memory["capacity_bytes"]
     where = f"on stage {worst['stage']}, at {worst['moment']}"
     if document["fits"]:
-        _say(console, f"It fits: {gib(needs)} of {gib(capacity)} GiB, {where}.", "green")
+        say(console, f"It fits: {gib(needs)} of {gib(capacity)} GiB, {where}.", "green")
     else:
         over = f"{gib(needs - capacity)} GiB too much"
-        _say(console, f"It does not fit: {gib(needs)} of {gib(capacity)} GiB, {over}, {where}.", "red")
+        say(console, f"It does not fit: {gib(needs)} of {gib(capacity)} GiB, {over}, {where}.", "red")
         if "nearest" in document:
             _nearest(document["nearest"], console)
 
@@ -215,12 +158,12 @@ def _verdict(document: Document, console: Console) -> None:
 def _nearest(near: Document | None, console: Console) -> None:
     """The layout that fits and is nearest to one that does not."""
     if near is None:
-        _say(console, "No layout of this engine fits this cluster.", "red")
+        say(console, "No layout of this engine fits this cluster.", "red")
         return
     needs = near["memory"]["worst"]["device_bytes"]
-    _say(console, f"The nearest that fits ({gib(needs)} GiB, {duration(near['time']['step_seconds'])} a step):")
-    _say(console, f"  {layout_words(near['layout'])}", "bold")
-    _say(console, f"  {flags_of(near)}", "dim")
+    say(console, f"The nearest that fits ({gib(needs)} GiB, {duration(near['time']['step_seconds'])} a step):")
+    say(console, f"  {layout_words(near['layout'])}", "bold")
+    say(console, f"  {flags_of(near)}", "dim")
 
 
 def _body(document: Document, console: Console) -> None:
@@ -229,11 +172,11 @@ def _body(document: Document, console: Console) -> None:
     _time(document["time"], console)
     _throughput(document, console)
     _assumptions(document["assumptions"], console)
-    _list(console, "Not modelled", document["unmodelled"])
+    print_list(console, "Not modelled", document["unmodelled"])
 
 
 def _memory(memory: Document, console: Console) -> None:
-    _title(console, "Memory of one GPU, GiB")
+    title(console, "Memory of one GPU, GiB")
     rows = []
     alike = groupby(memory["stages"], key=lambda stage: (stage["allocated_peak_bytes"], dict(stage["by_category"])))
     for (peak_bytes, by_category), group in alike:
@@ -244,9 +187,9 @@ def _memory(memory: Document, console: Console) -> None:
                 gib(peak_bytes),
             )
         )
-    _table(console, MEMORY, rows, words=1)
+    print_table(console, MEMORY, rows, words=1)
     worst = memory["worst"]
-    _say(
+    say(
         console,
         f"stage {worst['stage']}, the worst: {gib(worst['allocated_bytes'])} allocated, {gib(worst['reserved_bytes'])} "
         f"reserved by PyTorch, {gib(worst['context_bytes'])} for contexts and communicators: "
@@ -255,9 +198,9 @@ def _memory(memory: Document, console: Console) -> None:
 
 
 def _communication(rows: Sequence[Document], console: Console) -> None:
-    _title(console, "Communication of one GPU in one step")
+    title(console, "Communication of one GPU in one step")
     if not rows:
-        _say(console, "none")
+        say(console, "none")
         return
     by_stage: dict[int, list[Document]] = {}
     for row in rows:
@@ -269,10 +212,10 @@ def _communication(rows: Sequence[Document], console: Console) -> None:
         slowest = max(stages, key=lambda stage: sum(row["exposed_seconds"] or 0.0 for row in by_stage[stage]))
         if len(by_stage) > 1:
             whose = f"; times are of stage {slowest}, which waits longest" if len(stages) > 1 else ""
-            _say(console, f"stage {ranges(stages)}{whose}", "italic")
-        _table(console, COMMUNICATION, [_communication_row(row) for row in by_stage[slowest]], words=1)
+            say(console, f"stage {ranges(stages)}{whose}", "italic")
+        print_table(console, COMMUNICATION, [_communication_row(row) for row in by_stage[slowest]], words=1)
     if len(alike) > KINDS_OF_STAGE_SHOWN:
-        _say(console, f"{len(alike) - KINDS_OF_STAGE_SHOWN} more kinds of stage: --json has every one", "dim")
+        say(console, f"{len(alike) - KINDS_OF_STAGE_SHOWN} more kinds of stage: --json has every one", "dim")
 
 
 def _communication_row(row: Document) -> Row:
@@ -293,7 +236,7 @@ def _what_is_sent(row: Document) -> tuple[Any, ...]:
 
 
 def _time(time: Document, console: Console) -> None:
-    _title(console, "Time of one step")
+    title(console, "Time of one step")
     step_seconds = time["step_seconds"]
     parts = {
         "compute": time["compute_seconds"],
@@ -308,21 +251,21 @@ def _time(time: Document, console: Console) -> None:
     low, high = time["step_seconds_low"], time["step_seconds_high"]
     span = f"between {duration(low)} and {duration(high)}"
     rows.append((Text("step", "bold"), Text(duration(step_seconds), "bold"), "", span))
-    _table(console, None, rows, words=1, last_is_words=True)
+    print_table(console, None, rows, words=1, last_is_words=True)
 
 
 def _throughput(document: Document, console: Console) -> None:
     throughput, time = document["throughput"], document["time"]
     peak = throughput["peak_flops_per_second"]
     precision = document["job"].get("precision", "")
-    _say(
+    say(
         console,
         f"{whole(throughput['tokens_per_second'])} tokens/s, {whole(throughput['tokens_per_second_per_gpu'])} a GPU; "
         f"MFU {percent(throughput['mfu'])}, HFU {percent(throughput['hfu'])} of "
         f"{'?' if peak is None else format_flops_per_second(peak)} a GPU ({precision} dense, attention causal)",
     )
     if (serial := time.get("serial_fraction")) is not None:
-        _say(console, f"serial fraction {serial:.4f} (Karp-Flatt, against one GPU)")
+        say(console, f"serial fraction {serial:.4f} (Karp-Flatt, against one GPU)")
 
 
 def _assumptions(assumptions: Iterable[Document], console: Console) -> None:
@@ -331,7 +274,7 @@ def _assumptions(assumptions: Iterable[Document], console: Console) -> None:
         for one in assumptions
     ]
     if rows:
-        _title(console, "What this rests on")
+        title(console, "What this rests on")
         grid = Table.grid(padding=(0, 2))
         for tag, what, source in sorted(rows):
             grid.add_row(Text(tag, "dim"), Text(what), Text(source, "dim"))
@@ -354,48 +297,7 @@ def _ranking(best: Sequence[Document], console: Console) -> None:
                 percent(time["bubble_fraction"]),
             )
         )
-    _table(console, RANKING, rows, words=2)
-
-
-def _table(
-    console: Console, headings: Row | None, rows: Iterable[Row], words: int, last_is_words: bool = False
-) -> None:
-    """The first `words` columns are words, which wrap; the others are numbers, which do not."""
-    all_rows = list(rows)
-    table = Table(
-        box=box.SIMPLE_HEAD, show_header=headings is not None, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0)
-    )
-    for i in range(len(all_rows[0]) if all_rows else len(headings or ())):
-        is_words = i < words or (last_is_words and i == len(all_rows[0]) - 1)
-        heading = headings[i] if headings else ""
-        if is_words:
-            table.add_column(heading, overflow="fold")
-        else:
-            widest = max((len(row[i]) for row in all_rows), default=0)
-            table.add_column(heading, justify="right", min_width=widest, overflow="fold")
-    for row in all_rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    console.print(table)
-
-
-def _title(console: Console, words: str) -> None:
-    console.print()
-    console.print(Text(words, "bold"))
-
-
-def _say(console: Console, words: str | Text, style: str = "") -> None:
-    console.print(words if isinstance(words, Text) else Text(words, style))
-
-
-def _list(console: Console, title: str, lines: Iterable[str]) -> None:
-    all_lines = list(lines)
-    if not all_lines:
-        return
-    _title(console, title)
-    grid = Table.grid(padding=(0, 1))
-    for line in all_lines:
-        grid.add_row(Text("-"), Text(line))
-    console.print(grid)
+    print_table(console, RANKING, rows, words=2)
 
 
 def _value(value: Any) -> str:
@@ -413,9 +315,3 @@ def _quantity(name: str, value: Any) -> str:
             if name.endswith(suffix):
                 return text(value)
     return _value(value)
-
-
-def _parameters(model: Document) -> str:
-    count = model["parameters"]
-    about = "" if model["verified"] == "exact" else "about "
-    return f"{about}{whole(count)} ({format_short_count(count)})"
