@@ -55,6 +55,13 @@ class Collective:
     stream: str | None = None
     ticket: str = ""  # names what a Wait waits for
 
+    def started(self, phase: Phase, stream: str, ticket: str, share: Quantity = 1) -> Collective:
+        """The same exchange, or that `share` (0 or 1) of it, on a stream."""
+        return Collective(
+            self.kind, self.axes, phase, self.what, self.dtype, self.group_size,
+            self.calls * share, self.payload_bytes * share, self.wire_bytes * share, stream, ticket,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Wait:

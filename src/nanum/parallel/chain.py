@@ -7,7 +7,7 @@ single layer is its last; its first and its middle then occur zero times.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -59,6 +59,7 @@ class Chain:
     frame_bytes: Any = 0  # what the model's frame holds from its embedding to the end of its forward pass
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
+    _next: dict[tuple[str, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
 
     def count(self, place: Place) -> Any:
         s = self.stage
@@ -130,12 +131,24 @@ class Chain:
 
     def begins(self, direction: Direction) -> list[tuple[Part, Any]]:
         """The part that a direction begins with, as (part, 1 where it is so)."""
+        key = "", direction
+        if key not in self._next:
+            self._next[key] = self._begins(direction)
+        return self._next[key]
+
+    def _begins(self, direction: Direction) -> list[tuple[Part, Any]]:
         s = self.stage
         here, other = ("embedding", s.embeds) if direction == "forward" else ("head", s.heads), self._inner(direction)
         return [here, *((part, (1 - here[1]) * presence) for part, presence in other)]  # type: ignore[list-item]
 
     def follows(self, place: Place, direction: Direction) -> list[tuple[Part, Any]]:
         """The part that comes after `place`, as (part, 1 where it is so); none after the last."""
+        key = place, direction
+        if key not in self._next:
+            self._next[key] = self._follows(place, direction)
+        return self._next[key]
+
+    def _follows(self, place: Place, direction: Direction) -> list[tuple[Part, Any]]:
         inner: dict[tuple[Place, Direction], list[tuple[Part, Any]]] = {
             ("embedding", "forward"): self._inner("forward"),
             ("first", "forward"): [("layer", 1)],

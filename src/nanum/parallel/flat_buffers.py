@@ -149,10 +149,8 @@ class FlatBuffers:
         """
         if c is None:
             return []
-        calls = c.calls * (0 if self._bucketed else share)
-        payload, wire = c.payload_bytes * share, c.wire_bytes * share
-        stream = replace(c, phase=phase, stream=DATA_STREAM, ticket=ticket)
-        return [replace(stream, calls=calls, payload_bytes=payload, wire_bytes=wire)]
+        started = c.started(phase, DATA_STREAM, ticket, share)
+        return [replace(started, calls=0 * started.calls) if self._bucketed else started]
 
     @property
     def _bucketed(self) -> bool:

@@ -15,7 +15,7 @@ On a GPU, gathers are issued one unit ahead on a stream of their own, and awaite
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from nanum.arrays import where
@@ -23,7 +23,7 @@ from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.parallel.chain import Chain, Direction, Part, Place, copy
 from nanum.parallel.units import Unit
-from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
+from nanum.program import DATA_STREAM, Compute, Held, Node, Phase, Wait
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,7 @@ class FullyShard:
     embedding: Unit
     layer: Unit
     head: Unit
+    _started: dict[tuple[int, str, int], tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def _root(self) -> bool:
@@ -70,21 +71,20 @@ class FullyShard:
         ]
 
     # --- gathering --------------------------------------------------------------------------------------------------
-    def _start(self, unit: Unit, phase: Phase, presence: Any = 1) -> list[Node]:
+    def _start(self, unit: Unit, direction: Direction, presence: Any = 1) -> list[Node]:
+        """Start a unit's gather. Alike ones are one node, so that what it costs is worked out once."""
         if unit.gather is None:
             return []
-        c = unit.gather
-        return [
-            replace(
-                c,
-                phase=phase,
-                stream=DATA_STREAM,
-                ticket="gather",
-                calls=c.calls * presence,
-                payload_bytes=c.payload_bytes * presence,
-                wire_bytes=c.wire_bytes * presence,
-            )
-        ]
+        key = id(unit), direction, id(presence)
+        if key not in self._started:
+            self._started[key] = presence, unit.gather.started(direction, DATA_STREAM, "gather", presence)
+        return [self._started[key][1]]
+
+    def _reductions(self, unit: Unit) -> list[Node]:
+        key = id(unit), "backward", id(unit.reduce)
+        if key not in self._started:
+            self._started[key] = unit, *(c.started("backward", DATA_STREAM, "reduce") for c in unit.reduce)
+        return list(self._started[key][1:])
 
     def _flat(self, unit: Unit, presence: Any = 1) -> list[Node]:
         """The gather's buffers: the shard's cast while it is sent, and the flat output."""
@@ -111,7 +111,7 @@ class FullyShard:
         """Units of parts, each with its presence; a root is gathered apart, and `heads` is 0 where no head is."""
         ends = 0 if self._root else 1
         shares = {"layer": 1, "embedding": ends, "head": ends * heads}
-        return [(self._unit(part), presence * shares[part]) for part, presence in parts if shares[part]]
+        return [(self._unit(part), presence) for part, presence in parts if shares[part]]
 
     def _next(self, place: Place, direction: Direction, *, heads: int = 1) -> list[Node]:
         """The gather of the unit that follows `place`; `heads` is 0 where forward gathers no head."""
@@ -270,11 +270,10 @@ class FullyShard:
             Compute("copy_in", "backward", 0.0, gradients + u.reduce_bytes, n.grad_dtype),
             Held("grads", last - gradients),
         ]
-        start: list[Collective] = [replace(c, stream=DATA_STREAM, ticket="reduce") for c in u.reduce]
         nodes.append(Held("grads", u.shard_bytes, "sharded gradients"))
         if self.conventions.reduce_copies:
             nodes.append(Held("buffers", u.reduce_bytes, "gloo's copy"))
-        nodes += start
+        nodes += self._reductions(u)
         nodes.append(Held("grads", -last))
         if self.conventions.reduce_copies:
             nodes.append(Held("buffers", -u.reduce_bytes))

@@ -132,13 +132,13 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         key = (*_same_actions(structure), bodies.at.tobytes(), entries.pp.tobytes())  # type: ignore[union-attr]
         if key not in steps:
             step = build(question.model, question.job, entries, question.engine, stage, bodies)
-            steps[key] = step, Cost(question.cluster, step.layout)
-        step, cost = steps[key]
+            steps[key] = step, Cost(question.cluster, step.layout), axes_of(step.program)
+        step, cost, axes = steps[key]
         step = step.scheduled(structure)
         used = peak(step.program, memory_known).peak
         pp = group.layout.pp
         worst = np.maximum.reduceat(np.broadcast_to(used, stage.shape), np.cumsum(pp) - pp)
-        at_device = reserved_bytes(worst) + context_bytes(axes_of(step.program), group.layout.sizes)
+        at_device = reserved_bytes(worst) + context_bytes(axes, group.layout.sizes)
         fits = at_device <= question.cluster.chip.memory_bytes.value
         m = question.job.global_batch_size // (group.layout.micro_batch_size * group.layout.data_ranks)
         seconds = (
