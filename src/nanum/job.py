@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal["adamw", "sgd"]
@@ -21,6 +21,12 @@ class Job:
     @property
     def tokens_per_step(self) -> int:
         return self.seq_len * self.global_batch_size
+
+    def num_microbatches(self, micro_batch_size: Any, data_ranks: Any) -> Any:
+        """Micro-batches of `micro_batch_size` sequences that each of `data_ranks` does in a step: ints or arrays, for
+        sizes whose product divides `global_batch_size` (what does not is refused by `rules`).
+        """
+        return self.global_batch_size // (micro_batch_size * data_ranks)
 
 
 def default_seq_len(max_position_embeddings: int) -> int:

@@ -71,7 +71,7 @@ def a_real_cluster() -> dict[str, Any]:
     swift = ledger.step(job, SMALL_CLUSTER, divided, without_latency=True)
     gpus = ledger.cluster(SMALL_CLUSTER).gpus
     time = many["time"]
-    microbatches = job.global_batch_size // (micro_batch_size * OVERLAID["dp"])
+    microbatches = job.num_microbatches(micro_batch_size, OVERLAID["dp"])
     even_wait_seconds = (time["step_seconds"] - time["bubble_seconds"]) * (OVERLAID["pp"] - 1) / microbatches
     arithmetic_seconds = one["time"]["step_seconds"] / gpus
     return {
