@@ -1,12 +1,8 @@
 """What a step exchanges, row by row, beside real PyTorch steps on gloo ranks.
 
 `data/real_runs.json` holds, for each run, the ranks that recorded the same and their rows (receives left out). Every
-run is compared whole: no row may be missing, and none may be there that was not recorded, but for two kinds of row
-which are outside this release:
-
-- gradient clipping (phase `clip`): its norms are listed as unmodelled;
-- phase `optimizer` of tensor parallelism without FSDP: gradients of the norm weights stay pending sums until AdamW asks
-  for them, three times over (once if fused). The conventions of these runs say that no backward carries them out.
+run is compared whole, the optimizer's sums among it: no row may be missing, and none may be there that was not
+recorded, but for gradient clipping (phase `clip`), whose norms are listed as unmodelled.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import pytest
 from nanum import engines
 from nanum.account.traffic import traffic
 from nanum.build import build
-from nanum.conventions import Conventions, Numerics
+from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
@@ -32,7 +28,7 @@ from nanum.model import Attention, Mlp, Model
 RECORDED = json.loads((Path(__file__).parent / "data" / "real_runs.json").read_text(encoding="utf-8"))
 RUNS: dict[str, dict[str, Any]] = RECORDED["runs"]
 DTYPE = {"bfloat16": "bf16", "float32": "fp32"}
-OUTSIDE = ("clip", "optimizer")
+OUTSIDE = ("clip",)
 
 DIFFERENT = {
     "fsdp2_tp2_sp_uneven-rank1": "of a vocabulary that tp does not divide the last rank has less than the first",
@@ -43,13 +39,13 @@ Rows = dict[tuple[str, str, str, int, str], tuple[int, int]]
 
 
 def engine(run: dict[str, Any]) -> Engine:
-    """Plain PyTorch, with the switches of the run. Without FSDP, modules were converted to bf16 whole."""
+    """Plain PyTorch, with the switches of the run."""
     torch = engines.load("torch")
 
     def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         stated = torch.conventions(model, job, structure)
-        if not run["fsdp"]:
-            stated = replace(stated, numerics=Numerics("bf16", "bf16", "bf16", 4, 4), tp_grads_at_once=False)
+        if run.get("adamw") == "fused":
+            stated = replace(stated, optimizer_sums=1)
         return replace(
             stated, root_reshards=not run.get("root_keeps", False), loss_parallel=run.get("loss_parallel", False)
         )
@@ -113,16 +109,16 @@ def test_a_real_run(run: dict[str, Any], ledger: dict[str, Any]) -> None:
     assert counted(run, ledger["ranks"][0]) == recorded(ledger)
 
 
-def test_only_these_rows_are_outside() -> None:
-    """Clipping, and the sums that AdamW carries out where no FSDP has."""
-    for name, run in RUNS.items():
-        for ledger in run["ledgers"]:
-            for axis, kind, _, _, phase, _, _ in ledger["rows"]:
-                if phase == "clip":
-                    assert "clip" in name
-                    assert kind == "all_reduce"
-                elif phase == "optimizer":
-                    assert (axis, kind, run["fsdp"], run["sp"]) == ("tp", "all_reduce", False, True), name
+def test_only_clipping_is_outside() -> None:
+    phases = {(row[4], "clip" in name) for name, run in RUNS.items() for each in run["ledgers"] for row in each["rows"]}
+    assert {phase for phase, clipped in phases if not clipped} == {
+        "forward",
+        "recompute",
+        "backward",
+        "optimizer",
+        "pipeline",
+    }
+    assert {phase for phase, clipped in phases if clipped} >= {"clip"}
 
 
 def test_every_way_of_this_release_is_among_the_runs() -> None:

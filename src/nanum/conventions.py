@@ -43,6 +43,7 @@ class Conventions:
     stage_keeps_output: bool = (
         True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)
     )
+    optimizer_sums: int = 1  # how often the optimizer carries out a sum over tp that backward left pending
     step_keeps_logits: bool = False  # the caller's frame holds them until the step's end
     rope_in_forward: bool = False  # rotary tables are made in each forward pass, and saved; otherwise they are there
     vocab_multiple_per_tp: int = 1  # the vocabulary is padded to a multiple of this times tp

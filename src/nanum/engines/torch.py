@@ -7,7 +7,7 @@ yet.
 
 from __future__ import annotations
 
-from nanum.conventions import Conventions
+from nanum.conventions import ITEMSIZE, Conventions, Numerics
 from nanum.engines.engine import Engine, zero_rule
 from nanum.engines.torchtitan import fsdp_numerics, layers_of_stage
 from nanum.job import Job
@@ -16,13 +16,23 @@ from nanum.model import Model
 from nanum.rules import Rule
 
 
+def whole_numerics(job: Job) -> Numerics:
+    """A module in one dtype: parameters, gradients and states alike."""
+    states = {"adamw": 2, "sgd": 1}[job.optimizer]
+    counter = {"adamw": 4, "sgd": 0}[job.optimizer]
+    return Numerics(job.precision, job.precision, job.precision, states * ITEMSIZE[job.precision], counter)
+
+
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
     return Conventions(
-        numerics=fsdp_numerics(job),
+        numerics=fsdp_numerics(job) if structure.zero == 3 else whole_numerics(job),
         fused=frozenset(),
         dtensor=True,
         regather=False,
-        tp_grads_at_once=not structure.pipelined,  # unsynced gradients stay Partial over tp until they are reduced
+        # Gradients stay Partial over tp until they are reduced over data ranks or, where they are not, until AdamW
+        # reads them: three times, or once where it is fused.
+        tp_grads_at_once=structure.zero == 3 and not structure.pipelined,
+        optimizer_sums=3,
         loss_parallel=False,
         loss_reductions=3,
         recompute_stops_early=True,

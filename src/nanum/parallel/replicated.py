@@ -5,13 +5,13 @@ A gradient is what backward leaves: the first micro-batch's is kept as `.grad`, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.parallel.chain import Chain, Place, copy
 from nanum.parallel.units import Unit
-from nanum.program import Compute, Held, Node
+from nanum.program import Compute, Held, Node, Repeat
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +54,14 @@ class Replicated:
             self._total("grads_bytes"),
             0 if "optimizer" in self.conventions.fused else elements * ITEMSIZE[n.param_dtype],
         )
+        sums = [
+            Repeat(count * self.conventions.optimizer_sums, (replace(u.tp_sum, phase="optimizer"),))
+            for u, count in ((self.embedding, 1), (self.layer, self.chain.stage.layers), (self.head, 1))
+            if u.tp_sum is not None
+        ]
         moved = 2 * elements * (ITEMSIZE[n.param_dtype] + n.state_bytes) + grads
         return [
+            *sums,
             Held("buffers", copies, "the optimizer's roots"),
             Compute("optimizer", "optimizer", 0.0, moved, n.param_dtype),
             Held("buffers", -copies),
