@@ -181,6 +181,13 @@ def test_gpt2_heads_must_divide():
     assert refusal({**GPT2, "n_head": 7}) == ("config.json: n_head=7 does not divide n_embd=768",)
 
 
+def test_gpt2_drops_embeddings_where_it_drops_residuals():
+    alike = {**GPT2, "resid_pdrop": 0.1, "embd_pdrop": 0.1}
+    assert from_config(alike, "x").hidden_dropout == 0.1
+    (reason,) = refusal({**alike, "embd_pdrop": 0.0})
+    assert "embd_pdrop=0 but resid_pdrop=0.1" in reason
+
+
 def test_a_mistral_has_a_window_unless_it_says_otherwise():
     mistral = {**LLAMA, "model_type": "mistral"}
     assert "sliding_window is missing" in refusal(mistral)[0]

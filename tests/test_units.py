@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -83,7 +84,6 @@ def test_a_whole_number_beyond_floats_is_infinite():
         (units.format_seconds(3599.9), "1 h 00 min"),
         (units.format_seconds(86399), "1 d 00 h"),
         (units.format_seconds(math.nan), "unknown"),
-        (units.format_count(6_738_415_616), "6,738,415,616"),
         (units.format_short_count(70_553_706_496), "70.6 B"),
         (units.format_short_count(124), "124"),
     ],
@@ -100,3 +100,37 @@ def test_memory_reads_back_as_printed(n):
 @given(st.floats(1e-9, 59))
 def test_durations_read_back_as_printed(seconds):
     assert units.parse(units.format_seconds(seconds), "seconds") == pytest.approx(seconds, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("7.5", "is not a whole number"),
+        ("nan", "is not a whole number"),
+        ("", "is not a whole number"),
+        ("٣", "is not a whole number"),
+        ("0", "must be at least 1"),
+        ("-3", "must be at least 1"),
+        ("10000001", "must be at most 10,000,000"),
+        ("9" * 5000, "must be at most 10,000,000"),
+    ],
+)
+def test_a_whole_number_that_is_none(text, reason):
+    with pytest.raises(ValueError, match=f"^{reason}$"):
+        units.whole_number(text)
+
+
+@given(st.integers(1, units.LARGEST), st.sampled_from(["{}", "+{}", " {} ", "{:05000d}"]))
+def test_a_whole_number_is_read(number, written):
+    assert units.whole_number(written.format(number)) == number
+
+
+@given(st.one_of(st.text(), st.integers().map(str), st.floats().map(str)))
+def test_any_text_is_a_whole_number_or_refused(text):
+    try:
+        number = units.whole_number(text)
+    except ValueError:
+        assert not re.fullmatch(r"\s*\+?0*[1-9][0-9]{,6}\s*", text)
+    else:
+        assert 1 <= number <= units.LARGEST
+        assert number == int(text)

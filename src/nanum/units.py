@@ -14,6 +14,8 @@ KIB, MIB, GIB, TIB, PIB = 2**10, 2**20, 2**30, 2**40, 2**50
 GFLOPS, TFLOPS, PFLOPS = 1e9, 1e12, 1e15
 MICROSECOND, MILLISECOND = 1e-6, 1e-3
 BITS_PER_BYTE = 8
+LARGEST = 10_000_000
+"""The largest whole number that is read: 10^7 GPUs, sequences, or tokens in a sequence are beyond any machine."""
 
 Dimension = Literal["bytes", "bytes_per_second", "flops_per_second", "seconds", "ratio", "count"]
 
@@ -65,6 +67,19 @@ def parse(text: str, dimension: Dimension) -> float:
         raise ValueError(f"'{text}' is not a quantity (write {_EXAMPLE[dimension]})")
     number, unit = match.groups()
     return scaled(float(number.replace(",", "").replace("_", "")), unit, dimension, text)
+
+
+def whole_number(text: str) -> int:
+    """A whole number from 1 to `LARGEST`. Raises ValueError saying what it is not, or must be."""
+    text = text.strip()
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise ValueError("is not a whole number")
+    digits = text.lstrip("+0")
+    if text.startswith("-") or not digits:
+        raise ValueError("must be at least 1")
+    if len(digits) > len(str(LARGEST)) or int(digits) > LARGEST:  # int() takes no thousands of digits
+        raise ValueError(f"must be at most {LARGEST:,}")
+    return int(digits)
 
 
 def scaled(number: float, unit: str, dimension: Dimension, text: str = "") -> float:
@@ -126,11 +141,6 @@ def format_seconds(seconds: float) -> str:
         return f"{hours} h {rest:02d} min"
     days, rest = divmod(round(seconds / 3600), 24)
     return f"{days:,} d {rest:02d} h"
-
-
-def format_count(n: int) -> str:
-    """A count, to the unit: `6,738,415,616`."""
-    return f"{n:,}"
 
 
 def format_short_count(n: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from nanum.errors import Refused
 from nanum.job import Job, Optimizer, Precision, default_global_batch_size, default_seq_len
 from nanum.layout import AXES, Layout, Recompute, Schedule, Structure
+from nanum.units import whole_number
 
 if TYPE_CHECKING:
     from nanum.cluster import Cluster
@@ -21,8 +21,6 @@ Flags = Mapping[str, str | bool | None]
 """Flags by their Python names (`seq_len`), as text; None where the user said nothing."""
 T = TypeVar("T")
 
-LARGEST = 10_000_000
-"""The largest number taken: 10^7 GPUs, sequences, or tokens in a sequence are beyond any machine or model."""
 DEFAULT_TOP = 10
 DEFAULT_ENGINE = "torchtitan"
 ANY_ENGINE = "any"  # of plan: every engine's layouts, ranked together
@@ -66,14 +64,14 @@ class Reader:
     defaults: list[str] = field(default_factory=list)
 
     def whole(self, name: str, default: int) -> int:
-        """A whole number from 1 to LARGEST; not recorded as a default, since 1 is what an unsaid axis means."""
+        """A whole number; not recorded as a default, since 1 is what an unsaid axis means."""
         word = self.word(name)
         if word is None:
             return default
         try:
-            number = whole_number(f"{_flag(name)} {_short(word)}", word)
-        except Refused as refused:
-            self.reasons.extend(refused.reasons)
+            number = whole_number(word)
+        except ValueError as error:
+            self.reasons.append(f"{_flag(name)} {_short(word)} {error}")
             return default
         if name in ONLY_ONE and number > 1:
             self.reasons.append(f"{_flag(name)} {number} is not modelled yet: it must be 1")
@@ -105,19 +103,6 @@ class Reader:
         """What the user said, or None."""
         value = self.flags.get(name)
         return value.strip() if isinstance(value, str) else None
-
-
-def whole_number(what: str, word: str, largest: int = LARGEST) -> int:
-    """Read a whole number from 1 to `largest`. Raises Refused, which calls it `what`."""
-    word = word.strip()
-    if not re.fullmatch(r"[+-]?[0-9]+", word):
-        raise Refused([f"{what} is not a whole number"])
-    digits = word.lstrip("+0")
-    if word.startswith("-") or not digits:
-        raise Refused([f"{what}: must be at least 1"])
-    if len(digits) > len(str(largest)) or int(digits) > largest:
-        raise Refused([f"{what}: must be at most {largest:,}"])
-    return int(digits)
 
 
 def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, int]:

@@ -42,7 +42,7 @@ def from_table(table: Table, name: str, *, where: str) -> Cluster:
     """
     from nanum.cluster import schema  # brings in pydantic, which a preset need not wait for
 
-    reasons = schema.reasons(table, where)
+    reasons = schema.reasons(table)
     if reasons:
         raise Refused(f"{where}: {reason}" for reason in reasons)
     return trusted(table, name, where=where)

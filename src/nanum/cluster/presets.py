@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nanum import files
 from nanum.cluster import Chip, Cluster
 from nanum.cluster.parse import from_table, trusted
-from nanum.cluster.tables import DATA, MOST_GPUS, chip_names, read_toml, unknown_chip
+from nanum.cluster.tables import DATA, chip_names, read_toml, unknown_chip
 from nanum.errors import Refused, cut_short
+from nanum.units import LARGEST, MIB, whole_number
 
-_LARGEST_FILE_BYTES = 2**20  # a cluster file has a page or two
-_LONGEST_NUMBER = len(str(MOST_GPUS)) + 12  # digits; more are certainly too many GPUs, and slow to read
+_LARGEST_FILE_BYTES = MIB  # a cluster file has a page or two
 
 
 def presets() -> list[Cluster]:
@@ -51,30 +52,16 @@ def _sized(word: str, nodes: str, gpus_per_node: str, chip: str) -> Cluster:
     sizes = []
     for what, text in (("NODES", nodes), ("GPUS", gpus_per_node)):
         try:
-            sizes.append(_size(text))
+            sizes.append(whole_number(text))
         except ValueError as error:
-            reasons.append(f"'{word[:80]}': {what} {error}")
-    if len(sizes) == 2 and sizes[0] * sizes[1] > MOST_GPUS:
-        reasons.append(f"'{word[:80]}': {sizes[0] * sizes[1]:,} GPUs, but at most {MOST_GPUS:,}")
+            reasons.append(f"'{cut_short(word)}': {what} = '{cut_short(text, 24)}' {error}")
+    if len(sizes) == 2 and sizes[0] * sizes[1] > LARGEST:
+        reasons.append(f"'{cut_short(word)}': {sizes[0] * sizes[1]:,} GPUs, but at most {LARGEST:,}")
     if chip.lower() not in chip_names():
-        reasons.append(f"'{word[:80]}': {unknown_chip(chip)}")
+        reasons.append(f"'{cut_short(word)}': {unknown_chip(chip)}")
     if reasons:
         raise Refused(reasons)
     return _of_chip(chip.lower(), nodes=sizes[0], gpus_per_node=sizes[1])
-
-
-def _size(text: str) -> int:
-    """A whole number of at least 1. Raises ValueError saying what it is instead."""
-    said = text if len(text) <= 24 else f"{text[:23]}…"
-    digits = text.removeprefix("-").removeprefix("+")
-    if not (digits.isascii() and digits.isdigit()):
-        raise ValueError(f"= '{said}' is not a whole number")
-    if len(digits) > _LONGEST_NUMBER:
-        raise ValueError(f"= '{said}' is more than {MOST_GPUS:,}")
-    value = int(text)
-    if value < 1:
-        raise ValueError(f"= '{said}' is {'zero' if value == 0 else 'negative'}, and must be at least 1")
-    return value
 
 
 def _of_chip(chip: str, nodes: int, gpus_per_node: int) -> Cluster:
@@ -89,7 +76,7 @@ def _preset(path: Path) -> Cluster:
 def _read(path: Path) -> Cluster:
     import tomllib
 
-    raw = _bytes_of(path)
+    raw = files.read(path, "a cluster file", _LARGEST_FILE_BYTES)
     try:
         table = tomllib.loads(raw.decode("utf-8-sig"))  # some editors begin a file with a mark
     except tomllib.TOMLDecodeError as error:
@@ -99,19 +86,3 @@ def _read(path: Path) -> Cluster:
     except ValueError:  # int() takes no thousands of digits
         raise Refused(f"{path}: not TOML (a number is too long)") from None
     return from_table(table, path.stem, where=str(path))
-
-
-def _bytes_of(path: Path) -> bytes:
-    """What the file holds: no more is read than is taken, since a device has no end. Raises `Refused`."""
-    try:
-        with path.open("rb") as opened:
-            raw = opened.read(_LARGEST_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise Refused(f"{path}: no such file") from None
-    except OSError as error:
-        raise Refused(f"{path}: {error.strerror or error}") from None
-    except ValueError:  # a NUL in the name
-        raise Refused(f"{str(path)!r}: no such file") from None
-    if len(raw) > _LARGEST_FILE_BYTES:
-        raise Refused(f"{path}: too large for a cluster file (over {_LARGEST_FILE_BYTES:,} bytes)")
-    return raw

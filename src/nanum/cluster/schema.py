@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from nanum.cluster.tables import LINK_KEYS, MOST_GPUS, chip_names, link_tables, quantity, unknown_chip
+from nanum.cluster.tables import LINK_KEYS, chip_names, link_tables, quantity, unknown_chip
 from nanum.errors import cut_short
-from nanum.units import Dimension
+from nanum.units import LARGEST, Dimension
 
 
 def _of(dimension: Dimension) -> AfterValidator:
@@ -27,7 +27,7 @@ def _printable(name: str) -> str:
     return name
 
 
-Whole = Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)]
+Whole = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=200), AfterValidator(_printable)]
 Flops = Annotated[Any, _of("flops_per_second")]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -63,7 +63,7 @@ class ClusterTable(_Table):
     inter_node: LinkTable | None = None
 
 
-def reasons(table: Mapping[str, Any], where: str) -> list[str]:
+def reasons(table: Mapping[str, Any]) -> list[str]:
     """Every reason why `table` is not a cluster; empty when it is one."""
     found = list(_invalid(ClusterTable, table))
     chip = table.get("chip")
@@ -76,8 +76,8 @@ def reasons(table: Mapping[str, Any], where: str) -> list[str]:
         found.append(f"chip = {chip!r} is neither a chip's name nor a [chip] table")
     if found:
         return found
-    if table["nodes"] * table["gpus_per_node"] > MOST_GPUS:
-        return [f"nodes * gpus_per_node = {table['nodes'] * table['gpus_per_node']:,}, but at most {MOST_GPUS:,} GPUs"]
+    if table["nodes"] * table["gpus_per_node"] > LARGEST:
+        return [f"nodes * gpus_per_node = {table['nodes'] * table['gpus_per_node']:,}, but at most {LARGEST:,} GPUs"]
     return [
         f"{tier}.{key} is missing, and a chip of one's own brings no link"
         for tier, link in zip(("intra_node", "inter_node"), link_tables(table), strict=True)
@@ -109,7 +109,7 @@ def _reason(schema: type[_Table], detail: Any, prefix: str) -> str:
     if kind == "literal_error":
         return f"{key} is none of {detail['ctx']['expected']}"
     if kind.startswith(("int", "greater", "less")):
-        return f"{key} = {cut_short(repr(given))} is not a whole number from 1 to {MOST_GPUS:,}"
+        return f"{key} = {cut_short(repr(given))} is not a whole number from 1 to {LARGEST:,}"
     if kind in ("model_type", "dict_type"):
         return f"{key} = {cut_short(repr(given))} is not a table"
     if kind == "string_type":

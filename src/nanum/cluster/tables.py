@@ -13,7 +13,6 @@ from nanum.units import Dimension, parse, scaled
 Table = Mapping[str, Any]
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "clusters"
-MOST_GPUS = 10_000_000
 MOST: dict[Dimension, float] = {
     "bytes": 2**50,
     "bytes_per_second": 1e18,

@@ -1,7 +1,6 @@
 """From the keys of a Hugging Face `config.json` to a `Model`: one mapping, for shipped presets and users' files alike.
 
-Keys that are absent take the defaults of the `transformers` configuration class of their model type
-(`GPT2Config`, `LlamaConfig`, `MistralConfig`).
+Keys that are absent, or null, take the defaults of their model type.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Any
 
 from nanum.errors import Refused
 from nanum.model import ACTIVATIONS, Attention, Mlp, Model
+from nanum.model.defaults import stated
 
 Config = Mapping[str, Any]
 
@@ -43,73 +43,59 @@ def _gpt2(config: Config, name: str, source: str) -> Model:
         hidden_size=hidden_size,
         vocab_size=config["vocab_size"],
         num_hidden_layers=config["n_layer"],
-        max_position_embeddings=_stated(config, "n_positions", 1024),
+        max_position_embeddings=stated(config, "n_positions"),
         attention=Attention(
             num_attention_heads=heads,
             num_key_value_heads=heads,
             head_dim=hidden_size // heads,
             qkv_bias=True,
             output_bias=True,
-            dropout=_stated(config, "attn_pdrop", 0.0),
+            dropout=stated(config, "attn_pdrop"),
         ),
         mlp=Mlp(
-            intermediate_size=_stated(config, "n_inner", 4 * hidden_size),
+            intermediate_size=stated(config, "n_inner", 4 * hidden_size),
             gated=False,
-            activation=ACTIVATIONS[_stated(config, "activation_function", "gelu_new")],
+            activation=ACTIVATIONS[stated(config, "activation_function")],
             bias=True,
         ),
         norm="layer_norm",
         position="learned",
-        tie_word_embeddings=_stated(config, "tie_word_embeddings", True),
-        # GPT2Config drops at 0.1 where its file says nothing; what a file does not state is not trained with here.
-        hidden_dropout=_stated(config, "resid_pdrop", 0.0),
+        tie_word_embeddings=stated(config, "tie_word_embeddings"),
+        hidden_dropout=stated(config, "resid_pdrop"),
         source=source,
     )
 
 
-def _llama(
-    config: Config, name: str, source: str, *, default_kv_heads: int | None = None, default_context: int = 2048
-) -> Model:
+def _llama(config: Config, name: str, source: str) -> Model:
+    """A Llama, or a Mistral, which has other defaults; the schema holds the latter's `sliding_window` to null."""
     hidden_size = config["hidden_size"]
     heads = config["num_attention_heads"]
-    attention_bias = _stated(config, "attention_bias", False)
+    attention_bias = stated(config, "attention_bias")
     return Model(
         name=name,
         hidden_size=hidden_size,
         vocab_size=config["vocab_size"],
         num_hidden_layers=config["num_hidden_layers"],
-        max_position_embeddings=_stated(config, "max_position_embeddings", default_context),
+        max_position_embeddings=stated(config, "max_position_embeddings"),
         attention=Attention(
             num_attention_heads=heads,
-            num_key_value_heads=_stated(config, "num_key_value_heads", default_kv_heads or heads),
-            head_dim=_stated(config, "head_dim", hidden_size // heads),
+            num_key_value_heads=stated(config, "num_key_value_heads", heads),
+            head_dim=stated(config, "head_dim", hidden_size // heads),
             qkv_bias=attention_bias,
             output_bias=attention_bias,
-            dropout=_stated(config, "attention_dropout", 0.0),
+            dropout=stated(config, "attention_dropout"),
         ),
         mlp=Mlp(
             intermediate_size=config["intermediate_size"],
             gated=True,
-            activation=ACTIVATIONS[_stated(config, "hidden_act", "silu")],
-            bias=_stated(config, "mlp_bias", False),
+            activation=ACTIVATIONS[stated(config, "hidden_act")],
+            bias=stated(config, "mlp_bias"),
         ),
         norm="rms_norm",
         position="rotary",
-        tie_word_embeddings=_stated(config, "tie_word_embeddings", False),
+        tie_word_embeddings=stated(config, "tie_word_embeddings"),
         source=source,
     )
 
 
-def _mistral(config: Config, name: str, source: str) -> Model:
-    """A Llama with the defaults of `MistralConfig`; its schema holds `sliding_window` to null."""
-    return _llama(config, name, source, default_kv_heads=8, default_context=131072)
-
-
-def _stated(config: Config, key: str, default: Any) -> Any:
-    """A key that is null is not stated."""
-    value = config.get(key)
-    return default if value is None else value
-
-
-_MAPPINGS: dict[str, Callable[[Config, str, str], Model]] = {"gpt2": _gpt2, "llama": _llama, "mistral": _mistral}
-MODEL_TYPES = tuple(_MAPPINGS)
+_MAPPINGS: dict[str, Callable[[Config, str, str], Model]] = {"gpt2": _gpt2, "llama": _llama, "mistral": _llama}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from nanum import files
 from nanum.errors import Refused, cut_short
 from nanum.model import Model
 from nanum.model.config import from_config, trusted
@@ -64,7 +65,7 @@ def load(word: str) -> Model:
 
 def _read(path: Path) -> Model:
     file = path / "config.json" if path.is_dir() else path
-    raw = _bytes_of(file)
+    raw = files.read(file, "a config.json", _LARGEST_FILE_BYTES)
     twice: list[str] = []
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -87,22 +88,6 @@ def _read(path: Path) -> Model:
         raise Refused(f"{file}: the key '{cut_short(key)}' stands there more than once" for key in dict.fromkeys(twice))
     folder = file.resolve().parent.name
     return from_config(config, folder if file.name == "config.json" and folder else file.stem, where=str(file))
-
-
-def _bytes_of(file: Path) -> bytes:
-    """What the file holds: no more is read than is taken, since a device has no end. Raises `Refused`."""
-    try:
-        with file.open("rb") as opened:
-            raw = opened.read(_LARGEST_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise Refused(f"{file}: no such file") from None
-    except OSError as error:
-        raise Refused(f"{file}: {error.strerror or error}") from None
-    except ValueError:  # a NUL in the name
-        raise Refused(f"{str(file)!r}: no such file") from None
-    if len(raw) > _LARGEST_FILE_BYTES:
-        raise Refused(f"{file}: too large for a config.json (over {_LARGEST_FILE_BYTES:,} bytes)")
-    return raw
 
 
 def _exists(path: Path) -> bool:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from nanum.errors import cut_short
 from nanum.model import ACTIVATIONS
+from nanum.model.defaults import stated
 
 
 def _whole(at_most: int) -> Any:
@@ -173,6 +174,10 @@ def _unfit(config: Mapping[str, Any]) -> Iterator[str]:
     if config["model_type"] == "gpt2":
         if config["n_embd"] % config["n_head"]:
             yield f"n_head={config['n_head']} does not divide n_embd={config['n_embd']}"
+        residual = stated(config, "resid_pdrop")
+        embedding = stated(config, "embd_pdrop", residual)
+        if (embedding > 0) != (residual > 0):
+            yield f"embd_pdrop={embedding:g} but resid_pdrop={residual:g}: dropout in only one is not modelled"
         return
     hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim")
@@ -184,7 +189,7 @@ def _unfit(config: Mapping[str, Any]) -> Iterator[str]:
             head_dim = hidden_size // heads
     if head_dim % 2:
         yield f"head_dim={head_dim} is odd, and rotary positions turn its entries in pairs"
-    kv_heads = config.get("num_key_value_heads") or (8 if config["model_type"] == "mistral" else heads)
+    kv_heads = stated(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         yield f"num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}"
 
