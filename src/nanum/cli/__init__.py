@@ -23,6 +23,7 @@ def main() -> None:
         from nanum.cli.answers import NOT_WRITTEN, drop_stdout
         from nanum.cli.commands import app
     except KeyboardInterrupt:
+        print("nanum: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     try:
         app(prog_name="nanum")

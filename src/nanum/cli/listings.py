@@ -25,6 +25,7 @@ def models_document() -> dict[str, Any]:
                 "vocab_size": model.vocab_size,
                 "max_position_embeddings": model.max_position_embeddings,
                 "source": preset.source,
+                "notes": preset.notes,
             }
         )
     return {"models": rows}
