@@ -54,7 +54,7 @@ def readers() -> Iterator[Result]:
 def read_together(entries: Layout, stage: np.ndarray, pp: np.ndarray, engine: Engine, job: Job) -> None:
     """As a search reads: bodies for distinct shapes, actions for distinct stages, and the three readers."""
     model, cluster = load_model("llama-3.1-70b"), load_cluster("64x8xh100-sxm")
-    m = (job.global_batch_size // (entries.micro_batch_size * entries.data_ranks))[np.cumsum(pp) - pp]
+    m = job.num_microbatches(entries.micro_batch_size, entries.data_ranks)[np.cumsum(pp) - pp]
     at, distinct = body_space(entries)
     bodies = Bodies(emit_parts(model, job, distinct, engine), distinct, at)
     step = build(model, job, entries, engine, stage, bodies)

@@ -10,7 +10,7 @@ from nanum import cluster, model, plan
 from nanum.errors import Refused
 from nanum.job import Job, default_global_batch_size, default_seq_len
 from nanum.layout import AXES, Layout, Structure
-from nanum.rules import GENERAL, broken
+from nanum.rules import GENERAL, OF_JOB, OF_LAYOUT, broken
 
 LLAMA = model.load("llama-3.1-70b")
 GPT2 = model.load("gpt2")
@@ -19,8 +19,11 @@ SEQUENCE = Structure(tensor="sequence", pipelined=True)
 GOOD = Layout(dp_shard=4, tp=8, pp=2, structure=SEQUENCE)
 
 
+CHIP = cluster.load("1x8xh100-sxm").chip
+
+
 def of(gpus):
-    return SimpleNamespace(gpus=gpus)
+    return SimpleNamespace(gpus=gpus, chip=CHIP)
 
 
 def reasons(layout, gpus=64, job=JOB, of_model=LLAMA):
@@ -152,3 +155,16 @@ def test_an_unknown_attention_kernel_is_refused():
     assert reasons(replace(GOOD, structure=replace(SEQUENCE, attention="x"))) == [
         "attention=x is not modelled (known: flash, eager)"
     ]
+
+
+def test_a_precision_that_the_chip_does_not_have():
+    v100 = cluster.load("8x8xv100-sxm-32gb")
+    said = "v100-sxm-32gb states no peak for precision bf16; it has fp32, fp16"
+    assert broken(GENERAL, LLAMA, JOB, v100, GOOD) == [said]
+    assert broken(OF_JOB, LLAMA, JOB, v100, Layout()) == [said]
+    assert broken(GENERAL, LLAMA, replace(JOB, precision="fp16"), v100, GOOD) == []
+
+
+def test_rules_are_of_the_job_or_of_the_layout():
+    assert {*OF_JOB, *OF_LAYOUT} == set(GENERAL)
+    assert len(OF_JOB) + len(OF_LAYOUT) == len(GENERAL)

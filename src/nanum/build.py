@@ -113,7 +113,8 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bo
     """
     bodies = bodies or emit_bodies(model, job, layout, engine)
     parts, at_body = bodies.parts, bodies.at
-    m = job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)
+    _check(layout)
+    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
     layers = engine.layers_of_stage(model.num_hidden_layers, layout.pp, stage)
     first, last = (stage == 0) * 1, (stage == layout.pp - 1) * 1
     at = None
@@ -145,6 +146,14 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bo
     )
     data = _data_parallel(chain, parts, layout.structure, engine)
     return step(chain, data, layout.structure, parts.conventions, Position(stage, layout.pp, m, at), seen)
+
+
+def _check(layout: Layout) -> None:
+    """Raises ValueError where a structure says otherwise than the sizes: what is emitted follows the structure."""
+    if np.any((layout.tp > 1) != (layout.structure.tensor != "none")):
+        raise ValueError(f"structure.tensor={layout.structure.tensor!r}, but tp={layout.tp}")
+    if np.any((layout.pp > 1) != layout.structure.pipelined):
+        raise ValueError(f"structure.pipelined={layout.structure.pipelined}, but pp={layout.pp}")
 
 
 def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:

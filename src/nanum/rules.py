@@ -33,7 +33,7 @@ class Rule:
 def broken(rules: Iterable[Rule], model: Model, job: Job, cluster: Cluster, layout: Layout) -> list[str]:
     """Every reason why one layout is impossible; empty when it is possible."""
     if not all(_is_whole(read(job, layout)) for read in SIZES.values()):
-        rules = [rule for rule in rules if rule in SIZE_RULES]  # nothing can be computed with such a size
+        rules = [rule for rule in rules if rule in SIZE_RULES.values()]  # nothing can be computed with such a size
     return [rule.say(model, job, cluster, layout) for rule in rules if rule.broken(model, job, cluster, layout)]
 
 
@@ -52,8 +52,9 @@ def _size_of_layout(name: str) -> Callable[[Job, Layout], Any]:
     return lambda job, layout: getattr(layout, name)
 
 
+LAYOUT_SIZES = (*AXES, "micro_batch_size")
 SIZES: dict[str, Callable[[Job, Layout], Any]] = {
-    **{name: _size_of_layout(name) for name in (*AXES, "micro_batch_size")},
+    **{name: _size_of_layout(name) for name in LAYOUT_SIZES},
     "seq_len": lambda job, layout: job.seq_len,
     "global_batch_size": lambda job, layout: job.global_batch_size,
 }
@@ -95,6 +96,10 @@ def _choice_rule(name: str) -> Rule:
     )
 
 
+def _rates(cluster: Cluster, precision: str) -> bool:
+    return precision in cluster.chip.peak_flops_per_second or precision in cluster.chip.best_flops_per_second
+
+
 def _rough_bytes(model: Model, job: Job, layout: Layout) -> int:
     """More than any byte count of a step: 64 bytes for each activation of the job, eager attention's scores too."""
     heads = model.attention.num_attention_heads
@@ -108,7 +113,7 @@ def _world(layout: Layout) -> Any:
     return prod(getattr(layout, axis) for axis in AXES)
 
 
-SIZE_RULES = tuple(_size_rule(name) for name in SIZES)
+SIZE_RULES = {name: _size_rule(name) for name in SIZES}
 
 WORLD = Rule(
     "the axes do not multiply to the GPUs of the cluster",
@@ -198,9 +203,27 @@ TOO_LARGE_TO_COUNT = Rule(
     ),
 )
 
-GENERAL = (
-    *SIZE_RULES,
-    *(_choice_rule(name) for name in CHOICES),
+PRECISION = Rule(
+    "the chip states no rate for the precision",
+    lambda model, job, cluster, layout: job.precision in get_args(Precision) and not _rates(cluster, job.precision),
+    lambda model, job, cluster, layout: (
+        f"{cluster.chip.name} states no peak for precision {job.precision}; "
+        f"it has {', '.join(cluster.chip.peak_flops_per_second)}"
+    ),
+)
+
+OF_JOB = (
+    *(rule for name, rule in SIZE_RULES.items() if name not in LAYOUT_SIZES),
+    *(_choice_rule(name) for name in ("precision", "optimizer")),
+    PRECISION,
+    POSITIONS,
+    TOO_LARGE_TO_COUNT,
+)
+"""Rules that hold for every layout: they look at the model, the job and the cluster."""
+
+OF_LAYOUT = (
+    *(rule for name, rule in SIZE_RULES.items() if name in LAYOUT_SIZES),
+    *(_choice_rule(name) for name in ("zero", "schedule", "recompute", "tensor", "attention")),
     RANK_ORDER,
     WORLD,
     HEADS,
@@ -210,7 +233,7 @@ GENERAL = (
     BATCH,
     LAYERS,
     CONTEXT_PARALLEL,
-    POSITIONS,
-    TOO_LARGE_TO_COUNT,
 )
+
+GENERAL = (*OF_JOB, *OF_LAYOUT)
 """The rules of every engine. Sequence parallel with tp = 1 breaks none: it is inactive."""

@@ -28,6 +28,15 @@ class Engine:
     default_reshard: Callable[[int], bool] = lambda pp: True  # are weights resharded after forward, with pp stages?
 
 
+def eager_rule(engine: str, why: str) -> Rule:
+    """Refuses `compile` where it says nothing about an engine's kernels."""
+    return Rule(
+        f"compile is not {engine}'s",
+        lambda model, job, cluster, layout: layout.structure.compile,
+        lambda model, job, cluster, layout: f"--compile is not for {engine}: {why}",
+    )
+
+
 def zero_rule(engine: str, stages: tuple[int, ...], why: str) -> Rule:
     """Refuses the ZeRO stages that an engine does not have."""
     return Rule(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanum.conventions import FUSABLE, Conventions, Numerics
-from nanum.engines.engine import Engine, zero_rule
+from nanum.engines.engine import Engine, eager_rule, zero_rule
 from nanum.engines.torchtitan import where_pipelined
 from nanum.job import Job
 from nanum.layout import Structure
@@ -49,6 +49,7 @@ def layers_of_stage(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
 
 
 RULES = (
+    eager_rule("megatron", "its kernels are fused by themselves"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
     Rule(
         "pp does not divide num_hidden_layers (megatron)",

@@ -8,7 +8,7 @@ yet.
 from __future__ import annotations
 
 from nanum.conventions import ITEMSIZE, Conventions, Numerics
-from nanum.engines.engine import Engine, zero_rule
+from nanum.engines.engine import Engine, eager_rule, zero_rule
 from nanum.engines.torchtitan import fsdp_numerics, layers_of_stage
 from nanum.job import Job
 from nanum.layout import Structure
@@ -48,6 +48,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
 
 
 RULES = (
+    eager_rule("torch", "it states eager kernels, as recorded; torchtitan takes it"),
     zero_rule(
         "torch", (0, 3), "there is no engine for ZeRO-2, and ZeroRedundancyOptimizer (ZeRO-1) is not modelled yet"
     ),

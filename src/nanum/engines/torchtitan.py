@@ -58,7 +58,7 @@ def where_pipelined(pp: Any, uneven: Any, whole: int) -> Any:
 
 
 def _num_microbatches(job: Job, layout: Layout) -> Any:
-    return job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)
+    return job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
 
 
 RULES = (

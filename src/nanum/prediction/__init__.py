@@ -96,12 +96,6 @@ def reasons(model: Model, job: Job, cluster: Cluster, layout: Layout, engine: En
     sizes = (layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.pp, layout.micro_batch_size)
     if any(not isinstance(n, int | np.integer) or n < 1 for n in sizes):
         return general
-    if (
-        cluster.chip.peak_flops_per_second.get(job.precision) is None
-        and job.precision not in cluster.chip.best_flops_per_second
-    ):
-        known = ", ".join(cluster.chip.peak_flops_per_second)
-        general.append(f"{cluster.chip.name} states no peak for precision {job.precision}; it has {known}")
     return [*general, *broken(engine.rules, model, job, cluster, layout)]
 
 
@@ -124,7 +118,7 @@ class Prediction:
 
     @property
     def num_microbatches(self) -> int:
-        return int(self.job.global_batch_size // (self.layout.micro_batch_size * self.layout.data_ranks))
+        return int(self.job.num_microbatches(self.layout.micro_batch_size, self.layout.data_ranks))
 
     @cached_property
     def cost(self) -> Cost:

@@ -13,10 +13,11 @@ from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
+from nanum.layout import Layout
 from nanum.model import Model
 from nanum.prediction import Prediction, consistent
 from nanum.prediction.document import summary
-from nanum.rules import GENERAL, Rule
+from nanum.rules import OF_JOB, broken
 from nanum.search.candidates import candidates
 from nanum.search.explain import explain
 from nanum.search.rank import Candidate, Question, Ranked, closest, fastest, read, table
@@ -102,7 +103,7 @@ def plan(
     if top < 1:
         raise Refused([f"top={top} must be at least 1"])
     chosen = [engines.load(name) for name in (("torchtitan", "megatron") if engine == "any" else (engine,))]
-    if why := _hopeless(model, job, cluster):
+    if why := broken(OF_JOB, model, job, cluster, Layout()):
         raise Refused(why)
     found: list[tuple[Engine, Candidate]] = []
     everything: list[tuple[Engine, Ranked]] = []
@@ -142,29 +143,6 @@ def nearest(prediction: Prediction) -> Prediction | None:
     ranked, _ = read(question, candidates(p.model, p.job, p.cluster, p.engine).groups)
     best = closest(p.layout, ranked)
     return None if best is None else Prediction(p.model, p.job, p.cluster, consistent(best), p.engine)
-
-
-def _hopeless(model: Model, job: Job, cluster: Cluster) -> list[str]:
-    """Reasons that hold for every layout: rules that do not look at one."""
-    from nanum.layout import Layout
-
-    nothing = Layout()
-    chip = cluster.chip
-    why = [
-        rule.say(model, job, cluster, nothing)
-        for rule in GENERAL
-        if _of_job(rule) and rule.broken(model, job, cluster, nothing)
-    ]
-    if job.precision not in chip.peak_flops_per_second and job.precision not in chip.best_flops_per_second:
-        why.append(
-            f"{chip.name} states no peak for precision {job.precision}; it has {', '.join(chip.peak_flops_per_second)}"
-        )
-    return why
-
-
-def _of_job(rule: Rule) -> bool:
-    """Is this a rule about the job and the model alone?"""
-    return rule.why.startswith(("seq_len", "global_batch_size", "precision", "optimizer", "byte counts"))
 
 
 __all__ = ["Plan", "nearest", "plan"]

@@ -140,7 +140,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         worst = np.maximum.reduceat(np.broadcast_to(used, stage.shape), np.cumsum(pp) - pp)
         at_device = reserved_bytes(worst) + context_bytes(axes, group.layout.sizes)
         fits = at_device <= question.cluster.chip.memory_bytes.value
-        m = question.job.global_batch_size // (group.layout.micro_batch_size * group.layout.data_ranks)
+        m = question.job.num_microbatches(group.layout.micro_batch_size, group.layout.data_ranks)
         seconds = (
             bound(structure.schedule, m, pp, stage_bound(step, cost, shared.cost, time_known))
             if fits.any()
@@ -201,7 +201,7 @@ def exact_times(question: Question, ranked: Ranked, rows: np.ndarray) -> list[Ca
     step = build(question.model, question.job, entries, question.engine, stage, bodies)
     time = stage_time(step, Cost(question.cluster, step.layout), shared.maps, shared.cost)
     begins = np.cumsum(layout.pp) - layout.pp
-    m = question.job.global_batch_size // (layout.micro_batch_size * layout.data_ranks)
+    m = question.job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
     found: list[Candidate | None] = [None] * len(group)
     for p, count in {(int(p), int(k)) for p, k in zip(layout.pp, m, strict=True)}:
         alike = np.flatnonzero((layout.pp == p) & (m == count))
