@@ -80,6 +80,14 @@ def test_no_file_of_the_package_is_a_drawer() -> None:
     assert not [path for path in files if path.stem in {"utils", "helpers", "manager", "common"}]
 
 
+def test_the_notice_names_the_tables_that_others_measured(pyproject: dict[str, Any]) -> None:
+    tables = sorted((PACKAGE / "data").rglob("*.csv"))
+    assert tables
+    notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
+    assert [str(table) for table in tables if str(table.relative_to(ROOT)) not in notice] == []
+    assert {"LICENSE", "NOTICE"} <= set(pyproject["project"]["license-files"])
+
+
 @pytest.mark.slow
 def test_a_wheel_works_in_an_empty_environment_elsewhere(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -88,7 +96,9 @@ def test_a_wheel_works_in_an_empty_environment_elsewhere(tmp_path: Path) -> None
 
     data_files = {path.relative_to(PACKAGE.parent) for path in (PACKAGE / "data").rglob("*.*")}
     assert data_files
-    assert {str(path) for path in data_files} <= set(zipfile.ZipFile(wheel).namelist())
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert {str(path) for path in data_files} <= packed
+    assert {"LICENSE", "NOTICE"} <= {Path(name).name for name in packed if "/licenses/" in name}
 
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
