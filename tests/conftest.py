@@ -9,6 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same examples each time: what passes here passes everywhere. No deadline: a slow machine is not a wrong answer.
+settings.register_profile("nanum", deadline=None, derandomize=True, max_examples=100)
+settings.load_profile("nanum")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

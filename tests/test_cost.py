@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import least_squares
 
@@ -199,7 +199,6 @@ axis_sizes = st.fixed_dictionaries({axis: st.sampled_from((1, 2, 3, 4, 5)) for a
 some_axes = st.sets(st.sampled_from(AXES), min_size=1).map(lambda chosen: tuple(a for a in AXES if a in chosen))
 
 
-@settings(deadline=None)
 @given(axis_sizes, some_axes, st.sampled_from((1, 2, 3, 4, 6, 8, 16, 72)))
 def test_placement_is_that_of_counted_ranks(sizes, axes, gpus_per_node):
     where = Cost(cluster(1, gpus_per_node), Layout(**sizes)).placement(axes)
@@ -220,7 +219,6 @@ def test_placement_is_that_of_counted_ranks(sizes, axes, gpus_per_node):
 powers = st.fixed_dictionaries({axis: st.sampled_from((1, 2, 4)) for axis in AXES})
 
 
-@settings(deadline=None)
 @given(st.lists(powers, min_size=1, max_size=5), some_axes, st.sampled_from((1, 2, 4, 8, 16)))
 def test_placement_of_powers_of_two_is_exact_for_every_group_and_as_arrays(layouts, axes, gpus_per_node):
     arrays = {axis: np.array([sizes[axis] for sizes in layouts]) for axis in AXES}
@@ -306,7 +304,6 @@ def test_an_axis_outside_the_mesh_is_refused():
 # Many layouts at once.
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(powers, st.integers(0, 2**34), st.integers(1, 4096)), min_size=1, max_size=5), some_axes)
 def test_arrays_cost_what_each_layout_does(layouts, axes):
     sizes = {axis: np.array([each[axis] for each, _, _ in layouts]) for axis in AXES}

@@ -28,7 +28,7 @@ from nanum.search.rank import Question, exact_times, read
 
 SIZES = (*BODY_FIELDS, "pp")
 MEGATRON, TORCHTITAN, TORCH = (engines.load(name) for name in ("megatron", "torchtitan", "torch"))
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = settings(max_examples=40)
 
 
 @st.composite

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanum.schedule import NAMES, WARMUP, Action, finish_times, in_flight, lower_bound, name_of, order, runs
@@ -38,7 +38,6 @@ def simulate(stage_orders, forward, backward, send):
     return free
 
 
-@settings(deadline=None)
 @given(schedules, stages, micro_batches)
 def test_order_does_everything_once_and_never_deadlocks(schedule, pp, m):
     table = order(schedule, pp, m)
@@ -54,14 +53,12 @@ def test_order_does_everything_once_and_never_deadlocks(schedule, pp, m):
     simulate(table, np.ones((pp, m)), np.ones((pp, m)), 0.0)
 
 
-@settings(deadline=None)
 @given(schedules, stages, micro_batches)
 def test_in_flight_is_the_published_count(schedule, pp, m):
     expected = {"gpipe": [m] * pp, "1f1b": [min(pp - i, m) for i in range(pp)]}[schedule]
     assert list(in_flight(schedule, pp, m)) == expected
 
 
-@settings(deadline=None)
 @given(schedules, st.lists(st.tuples(stages, micro_batches), min_size=1, max_size=9))
 def test_runs_of_many_layouts_are_those_of_each(schedule, sizes):
     pp, m = np.array(sizes).T
@@ -102,7 +99,6 @@ def bounds(schedule, pp, m, durations, send):
     }
 
 
-@settings(deadline=None)
 @given(schedules, stages, micro_batches, seeds)
 def test_finish_times_are_those_of_a_simulation(schedule, pp, m, seed):
     random = np.random.default_rng(seed)
@@ -117,7 +113,6 @@ def test_finish_times_are_those_of_a_simulation(schedule, pp, m, seed):
         assert np.allclose(got.bubble_seconds[:, n], max(ends) - f.sum(axis=1) - b.sum(axis=1))
 
 
-@settings(deadline=None)
 @given(schedules, stages, micro_batches, seeds, st.booleans())
 def test_bound_never_exceeds_the_exact_time(schedule, pp, m, seed, sends):
     random = np.random.default_rng(seed)
@@ -129,7 +124,6 @@ def test_bound_never_exceeds_the_exact_time(schedule, pp, m, seed, sends):
     assert np.all(bound > 0.2 * exact)
 
 
-@settings(deadline=None)
 @given(schedules, st.lists(st.tuples(stages, micro_batches), min_size=1, max_size=6), seeds)
 def test_bound_of_layouts_of_several_sizes_is_that_of_each(schedule, sizes, seed):
     pp, m = np.array(sizes).T
@@ -143,7 +137,6 @@ def test_bound_of_layouts_of_several_sizes_is_that_of_each(schedule, sizes, seed
         assert together[n] == pytest.approx(alone[0])
 
 
-@settings(deadline=None)
 @given(schedules, stages, micro_batches, st.floats(0.1, 10), st.floats(0.1, 10))
 def test_alike_stages_idle_p_minus_1_over_m(schedule, pp, m, forward, backward):
     """GPipe's and PipeDream-Flush's bubble, over the time worked; the bound then is the exact time."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanum.account.timeline import Busy, TimeMap, busy, exposed, fold
@@ -109,7 +109,6 @@ def at_layout(quantity, layout):
     return np.broadcast_to(quantity, LAYOUTS)[layout]
 
 
-@settings(deadline=None)
 @given(programs())
 def test_fold_is_the_unrolled_simulation(nodes):
     time = fold(nodes, Told())
@@ -121,7 +120,6 @@ def test_fold_is_the_unrolled_simulation(nodes):
         assert at_layout(time.exposed_seconds, layout) == total - computed - blocked
 
 
-@settings(deadline=None)
 @given(programs(), st.integers(0, 5))
 def test_a_map_may_be_cut_and_repeated(nodes, count):
     cut = len(nodes) // 2
@@ -134,7 +132,6 @@ def test_a_map_may_be_cut_and_repeated(nodes, count):
     assert same(whole.times(count).total_seconds, unrolled.total_seconds)
 
 
-@settings(deadline=None)
 @given(programs())
 def test_busy_adds_up(nodes):
     time, rows = fold(nodes, Told()), busy(nodes, Told())
