@@ -37,10 +37,12 @@ class Compute:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Collective:
-    """One exchange. `payload_bytes` by the nccl-tests convention of its kind (the whole padded buffer of a gather or
-    scatter); `wire_bytes` is what one rank sends by a ring. `calls` is 0 where the group has one rank. `stream` names
-    the communication stream it runs on beside the compute (it is then started here and awaited by a `Wait`); None means
-    the compute waits at once.
+    """Exchanges of one kind: `calls` of them, which carry `payload_bytes` and `wire_bytes` together.
+
+    `payload_bytes` is by the nccl-tests convention of its kind (the whole padded buffer of a gather or a scatter);
+    `wire_bytes` is what one rank sends by a ring. A group of one rank has no calls and no bytes. Bytes without calls go
+    along in buckets whose calls are counted elsewhere. `stream` names the communication stream it runs on beside the
+    compute (it is then started here, and awaited by a `Wait`); None means that the compute waits at once.
     """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, send

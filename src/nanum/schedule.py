@@ -213,9 +213,8 @@ def finish_times(
     Args:
         schedule: a name of `WARMUP`.
         num_microbatches: of all n layouts.
-    durations: [pp, n] seconds of the actions of each name of `NAMES` that is done; one that is not given lasts as long
-    as
-            "forward" or "backward".
+        durations: [pp, n] seconds of the actions of each name of `NAMES` that is done; one that is not given lasts as
+            long as "forward" or "backward".
         send_seconds: [n], from the end of an action to the start of the next stage's; the sender does not wait.
 
     Raises:

@@ -293,7 +293,7 @@ class Cost:
             ("memory bandwidth over its peak", known.memory_efficiency),
             ("shortest kernel, seconds", known.launch_seconds),
         ]
-        for link in (self.cluster.intra_node, self.cluster.inter_node):
+        for link in self._crossed():
             stated += [
                 (f"{link.name} bytes_per_second", link.bytes_per_second),
                 (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency),
@@ -302,6 +302,14 @@ class Cost:
         listed = {quantity for _, quantity in stated}
         stated += [(what, quantity) for what, quantity in self.cluster.assumptions if quantity not in listed]
         return [{"what": what, "value": q.value, "tag": q.tag, "source": q.source} for what, q in stated]
+
+    def _crossed(self) -> list[Link]:
+        """The links that groups of more than one rank have been found to cross."""
+        placed = self._placements.values()
+        inside = any(np.any(p.members > 1) for p in placed)
+        between = any(np.any(p.nodes > 1) for p in placed)
+        both = ((self.cluster.intra_node, inside), (self.cluster.inter_node, between))
+        return [link for link, crossed in both if crossed]
 
 
 def _bandwidth(link: Link) -> float:

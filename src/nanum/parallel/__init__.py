@@ -1,1 +1,1 @@
-"""Ways of dividing: each states which dims its axis splits, or when what was split is exchanged."""
+"""What is done around the parts of a model: data parallelism with its buffers, and the order of pipeline stages."""

@@ -241,19 +241,29 @@ class Prediction:
     # --- throughput ---------------------------------------------------------------------------------------------------
     @cached_property
     def throughput(self) -> dict[str, float]:
-        step_seconds, gpus = self.time.step_seconds, self.cluster.gpus
-        model_flops = reference(self.model, self.job.seq_len).model_flops_per_sequence * self.job.global_batch_size
-        hardware_flops = sum(float(flops(s.program)) for s in self.steps) * gpus / self.layout.pp
-        tokens = self.job.tokens_per_step / step_seconds
-        peak = self.peak_flops_per_second
+        """Rates of the exact step. HFU counts what is recomputed too."""
+        step_seconds = self.time.step_seconds
+        hardware_flops = sum(float(flops(s.program)) for s in self.steps) / self.layout.pp
+        return {
+            **self.rates(step_seconds),
+            "model_flops": self.model_flops,
+            "hfu": hardware_flops / (step_seconds * self.peak_flops_per_second),
+            "peak_flops_per_second": self.peak_flops_per_second,
+        }
+
+    def rates(self, step_seconds: float) -> dict[str, float]:
+        """Tokens a second, and the model's FLOPs over what the chips' peak would do in a step of that length."""
+        gpus, tokens = self.cluster.gpus, self.job.tokens_per_step / step_seconds
         return {
             "tokens_per_second": tokens,
             "tokens_per_second_per_gpu": tokens / gpus,
-            "model_flops": model_flops,
-            "mfu": model_flops / (step_seconds * gpus * peak),
-            "hfu": hardware_flops / (step_seconds * gpus * peak),
-            "peak_flops_per_second": peak,
+            "mfu": self.model_flops / (step_seconds * gpus * self.peak_flops_per_second),
         }
+
+    @property
+    def model_flops(self) -> float:
+        """Of the whole job in a step: forward and backward, attention causal, nothing recomputed."""
+        return reference(self.model, self.job.seq_len).model_flops_per_sequence * self.job.global_batch_size
 
     @property
     def peak_flops_per_second(self) -> float:

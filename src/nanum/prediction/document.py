@@ -6,12 +6,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nanum.layout import Layout
-from nanum.prediction.reference import parameters, reference
+from nanum.prediction.reference import parameters
 
 if TYPE_CHECKING:
     from nanum.prediction import Prediction
 
 UNMODELLED = (
+    "other rank orders, kernels and micro-batches than a plan tries (flash attention, powers of two up to 16)",
     "context, expert and virtual-stage parallelism, fp8, offload, LoRA",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
@@ -62,8 +63,6 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
 
 def summary(p: Prediction, candidate: Any) -> dict[str, Any]:
     """What a table of layouts shows of one, from a search's candidate, without predicting it in full."""
-    model_flops = reference(p.model, p.job.seq_len).model_flops_per_sequence * p.job.global_batch_size
-    tokens = p.job.tokens_per_step / candidate.step_seconds
     return {
         "engine": {"name": p.engine.name, "version": p.engine.version},
         "layout": layout_document(p.layout, p.num_microbatches),
@@ -76,11 +75,7 @@ def summary(p: Prediction, candidate: Any) -> dict[str, Any]:
             "step_seconds": candidate.step_seconds,
             "bubble_fraction": candidate.bubble_seconds / candidate.step_seconds,
         },
-        "throughput": {
-            "tokens_per_second": tokens,
-            "tokens_per_second_per_gpu": tokens / p.cluster.gpus,
-            "mfu": model_flops / (candidate.step_seconds * p.cluster.gpus * p.peak_flops_per_second),
-        },
+        "throughput": p.rates(candidate.step_seconds),
     }
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nanum.layout import AXES as RANK_ORDER
 from nanum.report.numbers import duration, gib, gigabytes, percent, ranges, whole
 from nanum.report.tables import Document, Row, print_list, print_table, say, title
 from nanum.units import (
@@ -91,6 +92,8 @@ def flags_of(document: Document) -> str:
         words.append("--sp" if at["sp"] else "--no-sp")
     if at["pp"] > 1:
         words.append(f"--schedule {at['schedule']}")
+    if at["rank_order"] != ",".join(RANK_ORDER):
+        words.append(f"--rank-order {at['rank_order']}")
     if at["attention"] != "flash":
         words.append(f"--attention {at['attention']}")
     if at["compile"]:

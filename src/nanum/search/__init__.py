@@ -96,7 +96,7 @@ def plan(
     """Enumerate every layout over the whole cluster, refuse the impossible, drop what does not fit, rank the rest by
     exact step time.
 
-    `engine` may be "any": each engine's layouts are then ranked together. Raises Refused where no layout could be asked
+    `engine` may be "any": the layouts of torchtitan and megatron are then ranked together. Raises Refused where no layout could be asked
     for.
     """
     begin = time.perf_counter()
@@ -140,7 +140,7 @@ def nearest(prediction: Prediction) -> Prediction | None:
     """
     p = prediction
     question = Question(p.model, p.job, p.cluster, p.engine)
-    ranked, _ = read(question, candidates(p.model, p.job, p.cluster, p.engine).groups)
+    ranked, _ = read(question, candidates(p.model, p.job, p.cluster, p.engine, p.layout.structure).groups)
     best = closest(p.layout, ranked)
     return None if best is None else Prediction(p.model, p.job, p.cluster, consistent(best), p.engine)
 

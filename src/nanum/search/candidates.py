@@ -59,14 +59,14 @@ def splits(gpus: int) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-def structures(engine: Engine) -> list[Structure]:
-    """Every structure of the ways that the engine has. With one stage a schedule is none, with tp = 1 there is nothing
-    to split.
+def structures(engine: Engine, like: Structure) -> list[Structure]:
+    """Every structure of the ways that the engine has, with the kernels of `like`. With one stage a schedule is none,
+    with tp = 1 there is nothing to split.
     """
     tensors: tuple[TensorParallel, ...] = ("none", "tensor", "sequence")
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     return [
-        Structure(zero, reshard, tensor, recompute, schedule, pipelined)
+        Structure(zero, reshard, tensor, recompute, schedule, pipelined, like.attention, like.compile)
         for zero, tensor, recompute, pipelined in product(
             engine.searched_zero_stages, tensors, recomputes, (False, True)
         )
@@ -75,15 +75,17 @@ def structures(engine: Engine) -> list[Structure]:
     ]
 
 
-def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine) -> Candidates:
-    """All layouts over the whole cluster. Each impossible one is counted once, under its first reason."""
+def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: Structure | None = None) -> Candidates:
+    """All layouts over the whole cluster, in the default rank order, with the kernels of `like` (flash, not compiled).
+    Each impossible one is counted once, under its first reason.
+    """
     found = Candidates()
     micro = 2 ** np.arange(int(np.log2(LARGEST_MICRO_BATCH)) + 1)
     table = splits(cluster.gpus)
     table = np.concatenate([np.repeat(table, len(micro), 0), np.tile(micro, len(table))[:, None]], axis=1)
     tp, pp = table[:, 2], table[:, 3]
     rules = [rule for rule in (*GENERAL, *engine.rules) if rule is not WORLD]
-    for structure in structures(engine):
+    for structure in structures(engine, like or Structure()):
         here = ((tp > 1) == (structure.tensor != "none")) & ((pp > 1) == structure.pipelined)
         rows = table[here]
         if not len(rows):
