@@ -73,6 +73,13 @@ def test_of_two_kept_dims_over_one_axis_the_wanted_one_stays() -> None:
     assert (of_a, of_b, places(c.split)) == (["all_gather"], ["all_gather"], {})
 
 
+def test_a_whole_operand_is_cut_to_the_part_of_the_result_that_is_wanted() -> None:
+    c, of_a, of_b = matmul({}, {}, {"i": X})
+    assert (of_a, of_b, places(c.left), places(c.split)) == ([], [], {"x": "i"}, {"x": "i"})
+    pending = tensor("ik", partial=X)  # a sum too: it is scattered, not carried out whole
+    assert moved(pending, contract(pending, tensor("kj"), ("i", "j"), {"i": X}).left) == [("reduce_scatter", X)]
+
+
 def test_a_weight_stays_on_its_model_axis() -> None:
     """Column-parallel: in[i_x, k] is gathered. Row-parallel: it goes to where the weight lies, and leaves a sum."""
     c, of_a, of_b = matmul({"i": X}, {"j": X}, {"i": X}, stays=X)
