@@ -130,10 +130,17 @@ PREDICTION: dict[str, Any] = {
         {
             "what": "inter_node.bytes_per_second",
             "value": 50e9,
+            "unit": "bytes_per_second",
             "tag": "assumed",
             "source": "400 Gb/s a GPU, where no link is named",
         },
-        {"what": "chip.memory_bytes", "value": 85_520_809_984, "tag": "measured", "source": "[nvidia-smi] on the node"},
+        {
+            "what": "chip.memory_bytes",
+            "value": 85_520_809_984,
+            "unit": "bytes",
+            "tag": "measured",
+            "source": "[nvidia-smi] on the node",
+        },
     ],
     "unmodelled": ["stragglers", "[failures] and restarts"],
 }
@@ -156,5 +163,7 @@ def plan_document(prediction_document: dict[str, Any]) -> dict[str, Any]:
         "seconds": 0.31,
         "best": [prediction_document, second],
         "rejected": [{"why": "tp=7 does not divide num_attention_heads=64", "count": 1200}],
+        "question": {key: prediction_document[key] for key in ("engine", "model", "job", "cluster")},
+        "least": None,
         "explanations": ["dp_shard 16 · pp 4 beats tp 8: 1.0 s less of exposed communication"],
     }

@@ -267,41 +267,44 @@ class Cost:
     # What it rests on.
 
     def assumptions(self) -> list[dict[str, Any]]:
-        """Every number that costs rested on so far: what it is, its value, how it is known (tag) and its source."""
+        """Every number that costs rested on so far: what, its value and unit, how it is known (tag) and its source."""
         known, chip = self.coefficients, self.cluster.chip
         family = known.family(chip.name)
+        rates, seconds, ratio = "bytes_per_second", "seconds", "ratio"
         stated = [
-            (f"{chip.name} memory_bytes_per_second", chip.memory_bytes_per_second),
-            (f"{chip.name} multiprocessors", chip.multiprocessors),
+            (f"{chip.name} memory bandwidth", chip.memory_bytes_per_second, rates),
+            (f"{chip.name} multiprocessors", chip.multiprocessors, "count"),
         ]
         for dtype in self._rates:
             best = chip.best_flops_per_second.get(dtype)
             if dtype in chip.peak_flops_per_second:
-                stated.append((f"{chip.name} peak_flops_per_second, {dtype}", chip.peak_flops_per_second[dtype]))
+                stated.append((f"{chip.name} peak, {dtype}", chip.peak_flops_per_second[dtype], "flops_per_second"))
             if best:
-                stated.append((f"{chip.name} best_flops_per_second, {dtype}", best))
+                stated.append((f"{chip.name} best measured matmul, {dtype}", best, "flops_per_second"))
             else:
-                stated.append((f"best matmul over peak, {dtype}", known.matmul_best_fraction))
+                stated.append((f"best matmul over peak, {dtype}", known.matmul_best_fraction, ratio))
         stated += [
-            ("matmul depth, in elements of k", known.matmul_depth),
-            ("matmul tile, in tiles of each multiprocessor", known.matmul_tile),
-            ("matmul in a step over alone", known.matmul_sustained),
-            (f"matmul typical over best, {family.name} family", family.matmul),
-            (f"attention forward over peak, {family.name} family", family.attention_forward),
-            (f"attention backward over peak, {family.name} family", family.attention_backward),
-            ("attention in a step over alone", known.attention_sustained),
-            ("memory bandwidth over its peak", known.memory_efficiency),
-            ("shortest kernel, seconds", known.launch_seconds),
+            ("matmul depth, in elements of k", known.matmul_depth, "count"),
+            ("matmul tile, in tiles of each multiprocessor", known.matmul_tile, "count"),
+            ("matmul in a step over alone", known.matmul_sustained, ratio),
+            (f"matmul typical over best, {family.name} family", family.matmul, ratio),
+            (f"attention forward over peak, {family.name} family", family.attention_forward, ratio),
+            (f"attention backward over peak, {family.name} family", family.attention_backward, ratio),
+            ("attention in a step over alone", known.attention_sustained, ratio),
+            ("memory bandwidth over its peak", known.memory_efficiency, ratio),
+            ("shortest kernel", known.launch_seconds, seconds),
         ]
         for link in self._crossed():
             stated += [
-                (f"{link.name} bytes_per_second", link.bytes_per_second),
-                (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency),
-                (f"{link.name} latency_seconds", link.latency_seconds),
+                (f"{link.name}, one direction of a GPU", link.bytes_per_second, rates),
+                (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency, ratio),
+                (f"{link.name} latency of a hop", link.latency_seconds, seconds),
             ]
-        listed = {quantity for _, quantity in stated}
-        stated += [(what, quantity) for what, quantity in self.cluster.assumptions if quantity not in listed]
-        return [{"what": what, "value": q.value, "tag": q.tag, "source": q.source} for what, q in stated]
+        listed = {quantity for _, quantity, _ in stated}
+        stated += [(what, quantity, "") for what, quantity in self.cluster.assumptions if quantity not in listed]
+        return [
+            {"what": what, "value": q.value, "unit": unit, "tag": q.tag, "source": q.source} for what, q, unit in stated
+        ]
 
     def _crossed(self) -> list[Link]:
         """The links that groups of more than one rank have been found to cross."""

@@ -23,6 +23,7 @@ COMMUNICATOR_BYTES = {2: 544 * MB, 3: 688 * MB}
 class Assumed:
     what: str
     value: float
+    unit: str
     source: str
 
 
@@ -30,11 +31,12 @@ ASSUMED = (
     Assumed(
         "reserved over allocated memory",
         RESERVED_PERCENT / 100,
+        "ratio",
         "median of SimuMax's published B200 runs, 1.03 to 1.09",
     ),
-    Assumed("CUDA context, bytes", CONTEXT_BYTES, "ml-engineering, training/performance/README.md"),
-    Assumed("NCCL communicator of 2 ranks, bytes", COMMUNICATOR_BYTES[2], "NCCL issue 964, 4 A100"),
-    Assumed("NCCL communicator of more ranks, bytes", COMMUNICATOR_BYTES[3], "NCCL issue 964, 4 A100"),
+    Assumed("CUDA context", CONTEXT_BYTES, "bytes", "ml-engineering, training/performance/README.md"),
+    Assumed("NCCL communicator of 2 ranks", COMMUNICATOR_BYTES[2], "bytes", "NCCL issue 964, 4 A100"),
+    Assumed("NCCL communicator of more ranks", COMMUNICATOR_BYTES[3], "bytes", "NCCL issue 964, 4 A100"),
 )
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nanum.cluster import Cluster, Link
+from nanum.engines.engine import Engine
+from nanum.job import Job
 from nanum.layout import Layout
+from nanum.model import Model
 from nanum.prediction.reference import parameters
 
 if TYPE_CHECKING:
@@ -26,17 +30,9 @@ CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
     """`predict`'s document; without its ledger where that is not asked for."""
     worst = p.worst
-    total = parameters(p.model)
-    at = p.layout
     return {
-        "engine": {"name": p.engine.name, "version": p.engine.version},
-        "model": {"name": p.model.name, "parameters": total, "active_parameters": total},
-        "job": asdict(p.job),
-        "cluster": {
-            "name": p.cluster.name, "nodes": p.cluster.nodes, "gpus_per_node": p.cluster.gpus_per_node,
-            "gpus": p.cluster.gpus, "chip": p.cluster.chip.name,
-        },
-        "layout": layout_document(at, p.num_microbatches),
+        **question_document(p.model, p.job, p.cluster, p.engine),
+        "layout": layout_document(p.layout, p.num_microbatches),
         "fits": p.fits,
         "memory": {
             "capacity_bytes": int(p.cluster.chip.memory_bytes.value),
@@ -59,6 +55,36 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
         "assumptions": p.assumptions,
         "unmodelled": list(UNMODELLED),
     }  # fmt: skip
+
+
+def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:
+    """What was asked, whatever the layout."""
+    total = parameters(model)
+    return {
+        "engine": {"name": engine.name, "version": engine.version},
+        "model": {"name": model.name, "parameters": total, "active_parameters": total},
+        "job": asdict(job),
+        "cluster": {
+            "name": cluster.name,
+            "nodes": cluster.nodes,
+            "gpus_per_node": cluster.gpus_per_node,
+            "gpus": cluster.gpus,
+            "chip": cluster.chip.name,
+            "links": [_link(link) for link in (cluster.intra_node, cluster.inter_node)[: 1 + (cluster.nodes > 1)]],
+        },
+    }
+
+
+def _link(link: Link) -> dict[str, Any]:
+    rate = link.bytes_per_second
+    return {
+        "name": link.name,
+        "bytes_per_second": rate.value,
+        "tag": rate.tag,
+        "efficiency": link.efficiency.value,
+        "efficiency_group_size": link.group_size,
+        "efficiency_tag": link.efficiency.tag,
+    }
 
 
 def summary(p: Prediction, candidate: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -25,14 +25,17 @@ RANKING = ("", "layout", "step", "tokens/s\na GPU", "MFU", "GiB", "bubble")
 MEMORY = ("stage", "params", "grads", "optimizer\nstates", "activations", "buffers", "peak\nallocated")
 COMMUNICATION = ("what", "calls", "payload\nGB", "wire\nGB", "time", "exposed")
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
-FORMATS = {  # the longer suffix first
+FORMATS: dict[str, Callable[[float], str]] = {
     "flops_per_second": format_flops_per_second,
     "bytes_per_second": format_rate,
-    "_bytes": format_bytes,
-    "_seconds": format_seconds,
+    "bytes": format_bytes,
+    "seconds": format_seconds,
 }
 KINDS_OF_STAGE_SHOWN = 3  # of a pipeline: its first, its last, and those between are usually alike
 BAR_CELLS = 24
+TIGHT = (
+    0.95  # of the device's memory: more than the assumed reserve may be wrong by (1.03 to 1.09 of what is allocated)
+)
 
 
 def print_prediction(document: Document, console: Console, defaults: Sequence[str] = ()) -> None:
@@ -49,8 +52,7 @@ def print_plan(
 
     `asked` are the model and the cluster in the user's words."""
     count, best = document["count"], document["best"]
-    if best:
-        _head(best[0], console, defaults, layout=False)
+    _head(document["question"], console, defaults, layout=False)
     searched = f"{whole(count['enumerated'])} layouts in {duration(document['seconds'])}"
     say(
         console,
@@ -62,11 +64,12 @@ def print_plan(
     else:
         say(
             console,
-            "No layout fits. More GPUs, a smaller batch or sequence, or chips with more memory are needed."
+            "No layout fits. More GPUs, a shorter sequence, or chips with more memory are needed."
             if count["too_large"]
             else "No layout is possible: the rules below leave none of this number of GPUs and this batch.",
             "red",
         )
+        _least(document.get("least"), console, asked)
     print_list(console, "Why the first", document.get("explanations", ()))
     print_list(console, "Left out", (f"{whole(one['count'])}: {one['why']}" for one in document["rejected"]))
     if best:
@@ -79,6 +82,17 @@ def print_plan(
         say(console, f"ledger and memory by stage: nanum predict {asked} {flags_of(first)}", "dim")
         assumed = [one["what"] for one in first["assumptions"] if one["tag"] == "assumed"]
         say(console, f"assumed, and listed there with their sources: {'; '.join(assumed)}", "dim")
+
+
+def _least(least: Document | None, console: Console, asked: str) -> None:
+    """Where nothing fits: what comes nearest, and by how much it does not."""
+    if least is None:
+        return
+    needs, capacity = least["device_bytes"], least["capacity_bytes"]
+    over = f"{gib(needs)} of {gib(capacity)} GiB, {gib(needs - capacity)} GiB too much"
+    say(console, f"The least that any needs is {over}:")
+    say(console, f"  {layout_words(least['layout'])}", "bold")
+    say(console, f"  nanum predict {asked} {flags_of(least)}", "dim")
 
 
 def flags_of(document: Document) -> str:
@@ -131,7 +145,8 @@ def _head(document: Document, console: Console, defaults: Sequence[str], layout:
     lines = [
         ("model", f"{model['name']}, {whole(model['parameters'])} parameters"),
         ("job", " · ".join(f"{key} {_value(value)}" for key, value in document["job"].items())),
-        ("cluster", f"{cluster['name']}, {whole(gpus)} GPUs"),
+        ("cluster", f"{cluster['name']}, {whole(gpus)} GPU{'s' if gpus > 1 else ''}"),
+        *(("", _link_words(link)) for link in cluster.get("links", ()) if gpus > 1),
         ("engine", f"{engine['name']} {engine.get('version') or ''}".strip()),
     ]
     if layout:
@@ -145,12 +160,20 @@ def _head(document: Document, console: Console, defaults: Sequence[str], layout:
     console.print()
 
 
+def _link_words(link: Document) -> str:
+    """A link with what is assumed of it: no speed without the link that it rests on."""
+    rate = f"{link['name']} {format_rate(link['bytes_per_second'])} a GPU ({link['tag']})"
+    reached = f"{percent(link['efficiency'])} of it among {link['efficiency_group_size']} ranks"
+    return f"{rate}, {reached} ({link['efficiency_tag']})"
+
+
 def _verdict(document: Document, console: Console) -> None:
     memory, worst = document["memory"], document["memory"]["worst"]
     needs, capacity = worst["device_bytes"], memory["capacity_bytes"]
     where = f"on stage {worst['stage']}, at {worst['moment']}"
     if document["fits"]:
-        say(console, f"It fits: {gib(needs)} of {gib(capacity)} GiB, {where}.", "green")
+        tight = "; tight, since reserve and contexts are assumed" if needs > TIGHT * capacity else ""
+        say(console, f"It fits: {gib(needs)} of {gib(capacity)} GiB, {where}{tight}.", "green")
     else:
         over = f"{gib(needs - capacity)} GiB too much"
         say(console, f"It does not fit: {gib(needs)} of {gib(capacity)} GiB, {over}, {where}.", "red")
@@ -268,20 +291,23 @@ def _throughput(document: Document, console: Console) -> None:
         f"{'?' if peak is None else format_flops_per_second(peak)} a GPU ({precision} dense, attention causal)",
     )
     if (serial := time.get("serial_fraction")) is not None:
-        say(console, f"serial fraction {serial:.4f} (Karp-Flatt, against one GPU)")
+        more = "; below 0 since GPUs share the optimizer, which one would do alone" if serial < 0 else ""
+        say(console, f"serial fraction {serial:.4f} (Karp-Flatt: against one GPU, were its memory large enough{more})")
 
 
 def _assumptions(assumptions: Iterable[Document], console: Console) -> None:
-    rows = [
-        (str(one["tag"]).upper(), f"{one['what']}: {_quantity(one['what'], one['value'])}", str(one["source"]))
-        for one in assumptions
-    ]
+    rows = [(str(one["tag"]).upper(), _assumption(one), str(one["source"])) for one in assumptions]
     if rows:
         title(console, "What this rests on")
         grid = Table.grid(padding=(0, 2))
         for tag, what, source in sorted(rows):
             grid.add_row(Text(tag, "dim"), Text(what), Text(source, "dim"))
         console.print(grid)
+
+
+def _assumption(one: Document) -> str:
+    what = str(one["what"])
+    return what if one["value"] is None else f"{what}: {_quantity(one['value'], one.get('unit', ''))}"
 
 
 def _ranking(best: Sequence[Document], console: Console) -> None:
@@ -311,10 +337,6 @@ def _value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _quantity(name: str, value: Any) -> str:
-    """A value by its name's suffix, which says its unit throughout this package."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        for suffix, text in FORMATS.items():
-            if name.endswith(suffix):
-                return text(value)
-    return _value(value)
+def _quantity(value: Any, unit: str) -> str:
+    """A value in people's units."""
+    return FORMATS[unit](value) if unit in FORMATS and value is not None else _value(value)

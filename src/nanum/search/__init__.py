@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +16,11 @@ from nanum.job import Job
 from nanum.layout import Layout
 from nanum.model import Model
 from nanum.prediction import Prediction, consistent
-from nanum.prediction.document import summary
+from nanum.prediction.document import layout_document, question_document, summary
 from nanum.rules import OF_JOB, broken
 from nanum.search.candidates import candidates
 from nanum.search.explain import explain
-from nanum.search.rank import Candidate, Question, Ranked, closest, fastest, read, table
+from nanum.search.rank import Candidate, Question, Ranked, TooLarge, closest, fastest, read, table
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Plan:
     questions: tuple[Question, ...]
     enumerated: int
     impossible: dict[str, int]
-    too_large: int
+    too_large: TooLarge
+    least_engine: Engine  # of the layout that comes nearest to fitting
     ranked: int
     candidates: tuple[tuple[Engine, Candidate], ...]
     read: tuple[tuple[Engine, Ranked], ...]
@@ -71,18 +72,42 @@ class Plan:
             best = [p.to_dict(communication=False) for p in self.best[:1]]
             best += [summary(p, c) for p, (_, c) in list(zip(self.best, self.candidates, strict=False))[1:]]
         rejected = [{"why": why, "count": n} for why, n in sorted(self.impossible.items(), key=lambda kv: -kv[1])]
-        if self.too_large:
-            rejected.append({"why": "more memory than the device has", "count": self.too_large})
+        if self.too_large.count:
+            rejected.append({"why": "more memory than the device has", "count": self.too_large.count})
         return {
             "count": {
                 "enumerated": self.enumerated, "impossible": sum(self.impossible.values()),
-                "too_large": self.too_large, "ranked": self.ranked,
+                "too_large": self.too_large.count, "ranked": self.ranked,
             },
             "seconds": self.seconds,
             "best": best,
             "rejected": rejected,
             "explanations": self.explanations,
+            "question": self._question(),
+            "least": self._least(),
         }  # fmt: skip
+
+    def _question(self) -> dict[str, Any]:
+        """What was asked, in predict's words; of several engines each is named."""
+        q = self.questions[0]
+        asked = question_document(q.model, q.job, q.cluster, q.engine)
+        if len(self.questions) > 1:
+            asked["engine"] = {"name": ", ".join(q.engine.name for q in self.questions), "version": ""}
+        return asked
+
+    def _least(self) -> dict[str, Any] | None:
+        """Of the layouts that are too large, the one that comes nearest; None where none is."""
+        large, q = self.too_large, self.questions[0]
+        if large.layout is None:
+            return None
+        m = q.job.num_microbatches(large.layout.micro_batch_size, large.layout.data_ranks)
+        return {
+            "engine": {"name": self.least_engine.name, "version": self.least_engine.version},
+            "job": asdict(q.job),
+            "layout": layout_document(large.layout, m),
+            "device_bytes": large.device_bytes,
+            "capacity_bytes": int(q.cluster.chip.memory_bytes.value),
+        }
 
 
 def plan(
@@ -96,8 +121,8 @@ def plan(
     """Enumerate every layout over the whole cluster, refuse the impossible, drop what does not fit, rank the rest by
     exact step time.
 
-    `engine` may be "any": the layouts of torchtitan and megatron are then ranked together. Raises Refused where no layout could be asked
-    for.
+    `engine` may be "any": the layouts of torchtitan and megatron are then ranked together. Raises Refused where no
+    layout could be asked for.
     """
     begin = time.perf_counter()
     if top < 1:
@@ -108,12 +133,16 @@ def plan(
     found: list[tuple[Engine, Candidate]] = []
     everything: list[tuple[Engine, Ranked]] = []
     questions = tuple(Question(model, job, cluster, e) for e in chosen)
-    enumerated = too_large = ranked = 0
+    enumerated = ranked = 0
+    too_large = TooLarge()
+    nearest_engine = chosen[0]
     impossible: dict[str, int] = {}
     for question in questions:
         tried = candidates(model, job, cluster, question.engine)
         rows, large = read(question, tried.groups, progress)
         enumerated += tried.enumerated
+        if (too_large + large).layout is not too_large.layout:
+            nearest_engine = question.engine
         too_large += large
         ranked += sum(len(r.group) for r in rows)
         for reason, n in tried.impossible.items():
@@ -122,15 +151,16 @@ def plan(
         found += [(question.engine, c) for c in fastest(question, rows, top)]
     found.sort(key=lambda ec: (ec[1].step_seconds, ec[1].device_bytes))
     return Plan(
-        questions,
-        enumerated,
-        impossible,
-        too_large,
-        ranked,
-        tuple(found),
-        tuple(everything),
-        top,
-        time.perf_counter() - begin,
+        questions=questions,
+        enumerated=enumerated,
+        impossible=impossible,
+        too_large=too_large,
+        least_engine=nearest_engine,
+        ranked=ranked,
+        candidates=tuple(found),
+        read=tuple(everything),
+        top=top,
+        seconds=time.perf_counter() - begin,
     )
 
 

@@ -80,10 +80,25 @@ def _stages(layout: Layout) -> tuple[Layout, np.ndarray]:
     return Layout(**fields, structure=layout.structure, rank_order=layout.rank_order), stage
 
 
-def read(question: Question, found: list[Group], progress: Progress | None = None) -> tuple[list[Ranked], int]:
-    """Memory and bound of every group: those that fit, and how many are too large."""
+@dataclass(frozen=True)
+class TooLarge:
+    """How many layouts do not fit, and the one of them that comes nearest."""
+
+    count: int = 0
+    device_bytes: int = 0
+    layout: Layout | None = None
+
+    def __add__(self, other: TooLarge) -> TooLarge:
+        count = self.count + other.count
+        if self.layout is None or (other.layout is not None and other.device_bytes < self.device_bytes):
+            return replace(other, count=count)
+        return replace(self, count=count)
+
+
+def read(question: Question, found: list[Group], progress: Progress | None = None) -> tuple[list[Ranked], TooLarge]:
+    """Memory and bound of every group: those that fit, and those that are too large."""
     ranked: list[Ranked] = []
-    too_large = done = 0
+    too_large, done = TooLarge(), 0
     total = sum(map(len, found))
     for _, sharing in groupby(
         sorted(found, key=lambda g: _emission(g.layout.structure)), lambda g: _emission(g.layout.structure)
@@ -108,7 +123,7 @@ def _same_actions(s: Structure) -> tuple[Any, ...]:
     return s.recompute, s.reshard, s.pipelined
 
 
-def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Ranked, int]]:
+def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Ranked, TooLarge]]:
     expanded = [_stages(g.layout) for g in found]
     fields: dict[str, Any] = {f: np.concatenate([getattr(e, f) for e, _ in expanded]) for f in (*BODY_FIELDS, "pp")}
     joined = Layout(**fields, structure=found[0].layout.structure)
@@ -149,8 +164,21 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         of_layout = bodies.at[np.cumsum(pp) - pp]  # type: ignore[index]
         yield (
             Ranked(group.at(fits), at_device[fits], seconds[fits], shared, replace(bodies, at=of_layout[fits])),
-            int((~fits).sum()),
+            _too_large(group, at_device, ~fits),
         )
+
+
+def _too_large(group: Group, device_bytes: np.ndarray, large: np.ndarray) -> TooLarge:
+    if not large.any():
+        return TooLarge()
+    least = int(np.where(large, device_bytes, np.iinfo(np.int64).max).argmin())
+    return TooLarge(int(large.sum()), int(device_bytes[least]), one_of(group.layout, least))
+
+
+def one_of(layout: Layout, i: int) -> Layout:
+    """One of many layouts."""
+    sizes: dict[str, Any] = {f: int(getattr(layout, f)[i]) for f in (*BODY_FIELDS, "pp")}
+    return Layout(**sizes, structure=layout.structure, rank_order=layout.rank_order)
 
 
 def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidate]:
@@ -207,11 +235,7 @@ def exact_times(question: Question, ranked: Ranked, rows: np.ndarray) -> list[Ca
         alike = np.flatnonzero((layout.pp == p) & (m == count))
         parts = cut(layout.structure.schedule, count, [time.at(begins[alike] + s) for s in range(p)], len(alike))
         for i, row in enumerate(alike):
-            one = Layout(
-                **{f: int(getattr(layout, f)[row]) for f in (*BODY_FIELDS, "pp")},
-                structure=layout.structure,
-                rank_order=layout.rank_order,
-            )
+            one = one_of(layout, int(row))
             seconds = (parts.step, parts.compute, parts.exposed_communication, parts.bubble, parts.optimizer)
             found[row] = Candidate(one, int(device_bytes[row]), *(float(q[i]) for q in seconds))
     return [c for c in found if c is not None]
@@ -251,10 +275,5 @@ def closest(layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
             far += np.abs(np.log2(getattr(there, f) / getattr(layout, f)))
         i = min(range(len(far)), key=lambda j: (far[j], r.bound_seconds[j]))
         if best is None or (far[i], r.bound_seconds[i]) < best[:2]:
-            one = {f: int(getattr(there, f)[i]) for f in (*BODY_FIELDS, "pp")}
-            best = (
-                float(far[i]),
-                float(r.bound_seconds[i]),
-                Layout(**one, structure=there.structure, rank_order=there.rank_order),
-            )
+            best = float(far[i]), float(r.bound_seconds[i]), one_of(there, i)
     return best[2] if best else None
