@@ -1,1 +1,1 @@
-"""How an answer is shown. A report reads the answer's document (docs: the contract of `--json`) and counts nothing."""
+"""How an answer is shown. A report reads the answer's document, of which docs/json.md has every key, and counts nothing."""
