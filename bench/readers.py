@@ -46,7 +46,7 @@ def readers() -> Iterator[Result]:
         entries, stage, pp = layouts(Structure(zero=zero, tensor="sequence", recompute="full", pipelined=True))
         engine = load_engine(name)
         together = repeat(partial(read_together, entries, stage, pp, engine, job))
-        yield Result(f"memory, traffic and bound, {name}", together, len(stage), "stages", f"{WANTED:,} stages/s")
+        yield Result(f"memory, traffic and bound, {name}", together, len(stage), "stages", least_rate=WANTED)
         alone = repeat(partial(read_alone, entries, stage, engine, job))
         yield Result(f"  without the bound, one by one, {name}", alone, ALONE, "stages")
 

@@ -6,10 +6,12 @@ import shlex
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from nanum.cli import flags, words
 from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console
 
+typer.core.HAS_RICH = False  # or else it escapes brackets in plain help for HTML, and waits for rich to do so
 EPILOG = "Example: nanum plan llama-3.1-70b 8x8xh100-sxm"
 
 app = typer.Typer(
@@ -60,7 +62,9 @@ def plan(
 ) -> int:
     """Find the best layouts, ranked by step time.
 
-    Every layout of the whole cluster is tried; what is impossible or does not fit is counted, with the reason.
+    Every division of the whole cluster is tried, with every recompute mode and schedule, and micro-batches of 1 to 16;
+    with flash attention, eager kernels and the default rank order. What is impossible or does not fit is counted, with
+    the reason.
 
     \b
     Examples:
@@ -208,6 +212,18 @@ def clusters(json: flags.AsJson = False) -> int:
     Examples:
       nanum clusters
       nanum clusters --json
+
+    A cluster may also be a TOML file. Three keys suffice; every other is the chip's or the default's:
+
+    \b
+      nodes = 8
+      gpus_per_node = 8
+      chip = "h100-sxm"
+      [inter_node]                # or intra_node
+      bandwidth = "200 Gb/s"      # one direction, of one GPU
+      efficiency = { value = 0.8, tag = "measured", source = "nccl-tests" }
+      latency = "20 us"           # of one hop
+      group_size = 64             # ranks at which the efficiency was measured
     """
     from nanum.cli.listings import clusters_document
 

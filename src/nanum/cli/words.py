@@ -61,6 +61,7 @@ class Reader:
 
     flags: Flags
     reasons: list[str] = field(default_factory=list)
+    unread: bool = False  # a number could not be read: what would follow from it is not known
     defaults: list[str] = field(default_factory=list)
 
     def whole(self, name: str, default: int) -> int:
@@ -72,6 +73,7 @@ class Reader:
             number = whole_number(word)
         except ValueError as error:
             self.reasons.append(f"{_flag(name)} {_short(word)} {error}")
+            self.unread = True
             return default
         if name in ONLY_ONE and number > 1:
             self.reasons.append(f"{_flag(name)} {number} is not modelled yet: it must be 1")
@@ -137,10 +139,14 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
         reader.whole(name, 1)
     for name in ("loss", "offload", "cp_kind"):
         reader.choice(name, "")
-    if asked is None or reader.reasons:
+    if asked is None or reader.unread:
         raise Refused(reader.reasons)
     if left is None:
-        raise Refused([_none_left(sizes, asked.cluster.gpus), *_broken_rules(asked, layout)])
+        reader.reasons += [_none_left(sizes, asked.cluster.gpus), *_broken_rules(asked, layout)]
+    elif reader.reasons:
+        reader.reasons += _broken_rules(asked, layout)
+    if reader.reasons:
+        raise Refused(reader.reasons)
     return Question(
         asked.model, asked.job, asked.cluster, asked.engine, tuple(reader.defaults), asked.engine.name
     ), layout
