@@ -1,1 +1,1 @@
-"""How an answer is shown. A report reads the answer's document, of which docs/json.md has every key, and counts nothing."""
+"""How an answer is shown: its document (docs/json.md has every key) is laid out for a terminal; nothing is counted."""
