@@ -27,6 +27,21 @@ class Numerics:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What of a layer's forward pass outlives it: outputs of the operations named, or all (None). `rerun` is a region
+    of operations that is run again whole, though its result is kept for those after it.
+    """
+
+    outputs: frozenset[str] | None = None
+    rerun: str = ""
+
+
+EVERYTHING, NOTHING = Kept(), Kept(frozenset())
+ATTENTION_CORE = "attention core"
+"""The region of an attention block between its projections."""
+
+
+@dataclass(frozen=True)
 class Conventions:
     numerics: Numerics
     fused: frozenset[Fused]  # operators that are one kernel; the others are PyTorch's eager kernels
@@ -38,7 +53,7 @@ class Conventions:
     loss_parallel: bool  # logits stay split over the vocabulary
     loss_reductions: int  # all-reduces of a vocabulary-parallel loss: 3, or 2 where two are sent as one
     recompute_stops_early: bool  # at the last tensor that backward needs (torch), or the whole forward again (Megatron)
-    selective_keeps: frozenset[str] | None  # outputs kept by selective recompute; None: all but the attention core's
+    selective: Kept  # by selective recompute
     grads_resident: bool  # gradients live in a buffer for the whole run, and matmuls add into it
     stage_keeps_output: bool = (
         True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)

@@ -6,7 +6,8 @@ unrolled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -56,6 +57,25 @@ class Collective:
     wire_bytes: Quantity
     stream: str | None = None
     ticket: str = ""  # names what a Wait waits for
+
+    def times(self, share: Quantity, take: Callable[[Quantity], Quantity] = lambda q: q) -> Collective:
+        """That `share` of it (0 or 1, or how often), its quantities taken to another space before."""
+        return replace(
+            self,
+            group_size=take(self.group_size),
+            calls=take(self.calls) * share,
+            payload_bytes=take(self.payload_bytes) * share,
+            wire_bytes=take(self.wire_bytes) * share,
+        )
+
+    def beside(self, other: Collective) -> Collective:
+        """Both, as exchanges of their own."""
+        return replace(
+            self,
+            calls=self.calls + other.calls,
+            payload_bytes=self.payload_bytes + other.payload_bytes,
+            wire_bytes=self.wire_bytes + other.wire_bytes,
+        )
 
     def started(self, phase: Phase, stream: str, ticket: str, share: Quantity = 1) -> Collective:
         """The same exchange, or that `share` (0 or 1) of it, on a stream."""

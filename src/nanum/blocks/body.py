@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nanum.conventions import Conventions
+from nanum.conventions import EVERYTHING, Conventions, Kept
 from nanum.layout import Structure
 from nanum.operators.lifetimes import split_step
 from nanum.operators.tape import Tape
@@ -63,8 +63,8 @@ class Emitted:
     dy: Tensor | None
     dx: Tensor | None
 
-    def body(self, keeps: frozenset[str] | str | None = "all") -> Body:
-        """Lay out what is held, where `keeps` (of `lifetimes.recomputed`, or all) outlives the forward pass."""
+    def body(self, kept: Kept = EVERYTHING) -> Body:
+        """Lay out what is held, where `kept` outlives the forward pass."""
         tape, bytes_of = self.tape, self.tape.shapes.bytes
 
         def given(t: Tensor | None) -> list[Tensor]:
@@ -74,7 +74,7 @@ class Emitted:
             tape.shapes,
             tape.forward,
             tape.backward,
-            keeps=keeps,
+            kept=kept,
             stops_early=tape.conventions.recompute_stops_early,
             enters=given(self.x),
             leaves=given(self.y),

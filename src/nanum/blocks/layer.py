@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
-from nanum.conventions import Conventions
+from nanum.conventions import EVERYTHING, NOTHING, Conventions
 from nanum.layout import Recompute, Structure
 from nanum.model import Model
 from nanum.operators.attention import attention
@@ -29,9 +29,8 @@ def emit_layer(model: Model, shapes: Shapes, conventions: Conventions, structure
 
 def layer_body(layer: Emitted, recompute: Recompute) -> Body:
     """The layer under a recompute mode: full keeps its input alone, selective what the engine keeps."""
-    selective = layer.tape.conventions.selective_keeps
-    keeps: dict[str, frozenset[str] | str | None] = {"none": "all", "full": frozenset(), "selective": selective}
-    return layer.body(keeps[recompute])
+    kept = {"none": EVERYTHING, "full": NOTHING, "selective": layer.tape.conventions.selective}
+    return layer.body(kept[recompute])
 
 
 def attend(t: Tape, x: Tensor, model: Model, splits: Streams) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nanum.conventions import Conventions
+from nanum.conventions import Conventions, Numerics
 from nanum.job import Job
 from nanum.layout import Structure
 from nanum.model import Model
@@ -44,3 +44,24 @@ def zero_rule(engine: str, stages: tuple[int, ...], why: str) -> Rule:
         lambda model, job, cluster, layout: layout.structure.zero not in stages,
         lambda model, job, cluster, layout: f"zero={layout.structure.zero} is not in {engine}: {why}",
     )
+
+
+def fsdp_numerics(job: Job) -> Numerics:
+    """fp32 shards, states and reductions; computed in the job's precision. AdamW keeps two states, SGD with momentum
+    one.
+    """
+    return Numerics(
+        "fp32", job.precision, "fp32", {"adamw": 8, "sgd": 4}[job.optimizer], {"adamw": 4, "sgd": 0}[job.optimizer]
+    )
+
+
+def weighed_layers(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
+    """torchtitan's rule: embedding and head weigh a layer each, and what does not divide goes to the first stages."""
+    weighed = num_hidden_layers + 2
+    share = weighed // pp + (stage < weighed % pp)
+    return where_pipelined(pp, share - (stage == 0) - (stage == pp - 1), num_hidden_layers)
+
+
+def where_pipelined(pp: Any, uneven: Any, whole: int) -> Any:
+    """`uneven` over stages, and all layers where there is but one."""
+    return uneven * (pp > 1) + whole * (pp == 1)

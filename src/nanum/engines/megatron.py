@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanum.conventions import FUSABLE, Conventions, Numerics
-from nanum.engines.engine import Engine, eager_rule, zero_rule
-from nanum.engines.torchtitan import where_pipelined
+from nanum.conventions import ATTENTION_CORE, FUSABLE, Conventions, Kept, Numerics
+from nanum.engines.engine import Engine, eager_rule, where_pipelined, zero_rule
 from nanum.job import Job
 from nanum.layout import Structure
 from nanum.model import Model
@@ -35,7 +34,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         loss_parallel=True,
         loss_reductions=2,
         recompute_stops_early=False,
-        selective_keeps=None,
+        selective=Kept(rerun=ATTENTION_CORE),
         grads_resident=structure.zero < 2,
         stage_keeps_output=False,
         vocab_multiple_per_tp=128,

@@ -7,9 +7,8 @@ yet.
 
 from __future__ import annotations
 
-from nanum.conventions import ITEMSIZE, Conventions, Numerics
-from nanum.engines.engine import Engine, eager_rule, zero_rule
-from nanum.engines.torchtitan import fsdp_numerics, layers_of_stage
+from nanum.conventions import ITEMSIZE, Conventions, Kept, Numerics
+from nanum.engines.engine import Engine, eager_rule, fsdp_numerics, weighed_layers, zero_rule
 from nanum.job import Job
 from nanum.layout import Structure
 from nanum.model import Model
@@ -36,8 +35,8 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         loss_parallel=False,
         loss_reductions=3,
         recompute_stops_early=True,
-        selective_keeps=frozenset(
-            {"wq", "wk", "wv", "wo", "gate", "up", "down", "attention", "reduce_scatter", "all_reduce"}
+        selective=Kept(
+            frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "attention", "reduce_scatter", "all_reduce"})
         ),
         grads_resident=False,
         step_keeps_logits=True,
@@ -69,6 +68,6 @@ TORCH = Engine(
     searched_zero_stages=(0, 3),
     data_parallel="plain_or_fully_shard",
     conventions=conventions,
-    layers_of_stage=layers_of_stage,
+    layers_of_stage=weighed_layers,
     rules=RULES,
 )

@@ -10,21 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanum.conventions import FUSABLE, Conventions, Numerics
-from nanum.engines.engine import Engine, zero_rule
+from nanum.conventions import FUSABLE, Conventions, Kept
+from nanum.engines.engine import Engine, fsdp_numerics, weighed_layers, zero_rule
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
-
-
-def fsdp_numerics(job: Job) -> Numerics:
-    """fp32 shards, states and reductions; computed in the job's precision. AdamW keeps two states, SGD with momentum
-    one.
-    """
-    return Numerics(
-        "fp32", job.precision, "fp32", {"adamw": 8, "sgd": 4}[job.optimizer], {"adamw": 4, "sgd": 0}[job.optimizer]
-    )
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
@@ -38,23 +29,11 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         loss_parallel=True,
         loss_reductions=3,
         recompute_stops_early=True,
-        selective_keeps=frozenset(kept),
+        selective=Kept(frozenset(kept)),
         grads_resident=False,
         units="root" if model.tie_word_embeddings else "ends",
         root_reshards=False,
     )
-
-
-def layers_of_stage(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
-    """The embedding and the head weigh one layer each; what does not divide goes to the first stages."""
-    weighed = num_hidden_layers + 2
-    share = weighed // pp + (stage < weighed % pp)
-    return where_pipelined(pp, share - (stage == 0) - (stage == pp - 1), num_hidden_layers)
-
-
-def where_pipelined(pp: Any, uneven: Any, whole: int) -> Any:
-    """`uneven` over stages, and all layers where there is but one."""
-    return uneven * (pp > 1) + whole * (pp == 1)
 
 
 def _num_microbatches(job: Job, layout: Layout) -> Any:
@@ -99,7 +78,7 @@ TORCHTITAN = Engine(
     searched_zero_stages=(3,),
     data_parallel="fully_shard",
     conventions=conventions,
-    layers_of_stage=layers_of_stage,
+    layers_of_stage=weighed_layers,
     rules=RULES,
     default_reshard=lambda pp: pp == 1,  # parallelize.py: "default" keeps weights gathered under a pipeline
 )

@@ -6,17 +6,15 @@ Backward counts twice the forward's (the kernel's own recomputation of the score
 
 from __future__ import annotations
 
+from nanum.conventions import ATTENTION_CORE
 from nanum.operators.elementwise import dropout
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
 
-CORE = "attention core"
-"""The region that Megatron's selective recompute runs again."""
-
 
 def attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
     """`softmax(q k^T) v` for q [B, S, Q], k and v [B, S, K]; heads are split as Q is."""
-    with t.region(CORE):
+    with t.region(ATTENTION_CORE):
         return _flash(t, q, k, v) if t.flash else _eager(t, q, k, v, probability)
 
 

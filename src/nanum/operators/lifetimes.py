@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nanum.operators.attention import CORE
+from nanum.conventions import EVERYTHING, NOTHING, Kept
 from nanum.operators.tape import Op
 from nanum.program import Held, Mark, Node
 from nanum.sharding import Shapes, Tensor
@@ -53,43 +53,47 @@ def lifetimes(
     return tuple(nodes)
 
 
-def recomputed(
-    forward: Sequence[Op], backward: Sequence[Op], keeps: frozenset[str] | None, *, stops_early: bool
-) -> list[Op]:
-    """The forward operations to run again before `backward`, where only outputs of operations named in `keeps` were
-    kept.
+def recomputed(forward: Sequence[Op], backward: Sequence[Op], kept: Kept, *, stops_early: bool) -> list[Op]:
+    """The forward operations to run again before `backward`, in their order.
 
-    `keeps` None keeps everything but what is inside the attention core, which is run again whole though its result was
-    kept. A run that `stops_early` ends at the last tensor that backward reads; otherwise a full one runs to its end.
+    A full run (nothing was kept) that `stops_early` ends at the last tensor that backward reads, else at its end. A
+    partial one runs what backward needs and did not keep, and what that needs in turn.
     """
+    if kept == EVERYTHING:
+        return []
     used = {t for op in backward for t in op.reads}
-    kept = {t for op in forward if _keeps(op, keeps) for t in op.writes}
-    if not keeps and keeps is not None:  # full: nothing is kept
-        stop = (
-            max(i for i, op in enumerate(forward) if used.intersection(op.writes)) + 1 if stops_early else len(forward)
-        )
-        frames = tuple(t for op in forward[stop:] if not op.writes for t in op.reads)  # freed when the run is stopped
-        again = [*forward[:stop], Op("stop", frames, ())] if frames else list(forward[:stop])
+    if kept == NOTHING:
+        again = _from_the_start(forward, used, stops_early=stops_early)
     else:
-        core = {op for op in forward if keeps is None and not _keeps(op, keeps)}
-        kept |= {t for op in core for t in op.writes} & {t for op in forward if op not in core for t in op.reads}
-        needed = {t for t in used if t not in kept}
-        chosen: list[Op] = []
-        for op in reversed(forward):
-            if op in core or (needed.intersection(op.writes) and not (op.writes and set(op.writes) <= kept)):
-                chosen.append(replace(op, writes=tuple(t.like() if t in kept and op in core else t for t in op.writes)))
-                needed |= {t for t in op.reads if t not in kept}
-        again = chosen[::-1]
+        again = _what_is_needed(forward, used, kept)
     return [
         op if op.node is None or isinstance(op.node, Mark) else replace(op, node=replace(op.node, phase="recompute"))
         for op in again
     ]
 
 
-def _keeps(op: Op, keeps: frozenset[str] | None) -> bool:
-    if keeps is None:
-        return op.region != CORE
-    return op.name in keeps
+def _from_the_start(forward: Sequence[Op], used: set[Tensor], *, stops_early: bool) -> list[Op]:
+    stop = len(forward)
+    if stops_early:
+        stop = max(i for i, op in enumerate(forward) if used.intersection(op.writes)) + 1
+    frames = tuple(t for op in forward[stop:] if not op.writes for t in op.reads)  # freed when the run is stopped
+    return [*forward[:stop], Op("stop", frames, ())] if frames else list(forward[:stop])
+
+
+def _what_is_needed(forward: Sequence[Op], used: set[Tensor], kept: Kept) -> list[Op]:
+    rerun = {op for op in forward if op.region and op.region == kept.rerun}
+    outside = [op for op in forward if op not in rerun]
+    there = {t for op in outside if kept.outputs is None or op.name in kept.outputs for t in op.writes}
+    there |= {t for op in rerun for t in op.writes} & {t for op in outside for t in op.reads}  # the region's results
+    needed = used - there
+    chosen: list[Op] = []
+    for op in reversed(forward):
+        if op in rerun or (needed.intersection(op.writes) and not there.issuperset(op.writes)):
+            # What a region makes again of its kept results is another copy.
+            copies = tuple(t.like() if t in there and op in rerun else t for t in op.writes)
+            chosen.append(replace(op, writes=copies))
+            needed |= {t for t in op.reads if t not in there}
+    return chosen[::-1]
 
 
 def split_step(
@@ -97,7 +101,7 @@ def split_step(
     forward: Sequence[Op],
     backward: Sequence[Op],
     *,
-    keeps: frozenset[str] | str | None,
+    kept: Kept,
     stops_early: bool,
     enters: Iterable[Tensor] = (),
     leaves: Iterable[Tensor] = (),
@@ -108,12 +112,10 @@ def split_step(
     """Forward and backward of one body as Program nodes.
 
     `enters` are owned from the first operation, `leaves` handed out after the last; `stays_on` is not released by
-    backward (a weight's gradient, the logits that a caller's frame holds). `keeps` is "all", or as in `recomputed`.
+    backward (a weight's gradient, the logits that a caller's frame holds).
     """
     enters, leaves, enters_back, leaves_back = (tuple(x) for x in (enters, leaves, enters_back, leaves_back))
-    again: list[Op] = []
-    if keeps != "all":
-        again = recomputed(forward, backward, keeps, stops_early=stops_early)  # type: ignore[arg-type]
+    again = recomputed(forward, backward, kept, stops_early=stops_early)
     back = [*again, *backward]
     if again and enters:  # a checkpoint's input lives until the last of what was made again is freed
         made = {t for op in again for t in op.writes}

@@ -40,15 +40,9 @@ class Buffer:
     sizes: tuple[Any, ...]  # elements of each tensor, in order
 
     def times(self, presence: Any, take: Any) -> Buffer:
-        def scaled(c: Collective) -> Collective:
-            return replace(
-                c, group_size=take(c.group_size), calls=take(c.calls) * presence,
-                payload_bytes=take(c.payload_bytes) * presence, wire_bytes=take(c.wire_bytes) * presence,
-            )  # fmt: skip
-
         return Buffer(
-            scaled(self.gather) if self.gather else None,
-            tuple(map(scaled, self.reduce)),
+            self.gather.times(presence, take) if self.gather else None,
+            tuple(c.times(presence, take) for c in self.reduce),
             take(self.elements) * presence,
             take(self.shard_elements) * presence,
             take(self.transient_grads_bytes) * presence,
@@ -58,25 +52,16 @@ class Buffer:
 
     def __add__(self, other: Buffer) -> Buffer:
         """Of two of which each stage has one at the most: that one."""
-        gather = _sum(self.gather, other.gather) if self.gather and other.gather else None
+        gather = self.gather.beside(other.gather) if self.gather and other.gather else None
         return Buffer(
             gather,
-            tuple(_sum(a, b) for a, b in zip(self.reduce, other.reduce, strict=True)),
+            tuple(a.beside(b) for a, b in zip(self.reduce, other.reduce, strict=True)),
             self.elements + other.elements,
             self.shard_elements + other.shard_elements,
             self.transient_grads_bytes + other.transient_grads_bytes,
             self.tp_grads_elements + other.tp_grads_elements,
             (*self.sizes, *other.sizes),
         )
-
-
-def _sum(a: Collective, b: Collective) -> Collective:
-    return replace(
-        a,
-        calls=a.calls + b.calls,
-        payload_bytes=a.payload_bytes + b.payload_bytes,
-        wire_bytes=a.wire_bytes + b.wire_bytes,
-    )
 
 
 def buffer(

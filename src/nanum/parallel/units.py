@@ -45,17 +45,9 @@ class Unit:
             return take(q) * presence
 
         def scaled(c: Collective | None) -> Collective | None:
-            if c is None:
-                return None
-            return replace(
-                c,
-                group_size=take(c.group_size),
-                calls=scale(c.calls),
-                payload_bytes=scale(c.payload_bytes),
-                wire_bytes=scale(c.wire_bytes),
-            )
+            return c.times(presence, take) if c else None
 
-        reduce = tuple(r for r in map(scaled, self.reduce) if r is not None)
+        reduce = tuple(c.times(presence, take) for c in self.reduce)
         return Unit(
             scaled(self.gather), reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
             scale(self.tensors), scale(self.weights_bytes), scale(self.gather_bytes), scale(self.grads_bytes),
@@ -87,18 +79,13 @@ def _joined(a: Collective | None, b: Collective | None) -> Collective | None:
 
 
 def _both(a: Collective | None, b: Collective | None) -> Collective | None:
-    """Exchanges that stay two."""
-    return replace(_add(a, b), calls=a.calls + b.calls) if a and b else a or b
+    return a.beside(b) if a and b else a or b
 
 
 def _add(a: Collective, b: Collective) -> Collective:
     """One exchange of both."""
-    return replace(
-        a,
-        calls=((a.calls + b.calls) > 0) * 1,
-        payload_bytes=a.payload_bytes + b.payload_bytes,
-        wire_bytes=a.wire_bytes + b.wire_bytes,
-    )
+    both = a.beside(b)
+    return replace(both, calls=(both.calls > 0) * 1)
 
 
 def unit(
