@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanum.schedule import NAMES, WARMUP, Action, finish_times, in_flight, lower_bound, name_of, order, runs
+from nanum.schedule import KINDS, NAMES, WARMUP, Action, finish_times, in_flight, lower_bound, name_of, order, runs
 
 schedules = st.sampled_from(sorted(WARMUP))
 stages = st.integers(1, 7)
@@ -144,7 +144,7 @@ def test_alike_stages_idle_p_minus_1_over_m(schedule, pp, m, forward, backward):
     durations = {"forward": forward * shape, "backward": backward * shape}
     got = finish_times(schedule, m, durations)
     assert got.bubble_seconds / (m * (forward + backward)) == pytest.approx((pp - 1) / m, rel=1e-9, abs=1e-9)
-    alike = bounds(schedule, pp, m, {name: durations[name.split(".")[0]] for name in NAMES}, 0.0)
+    alike = bounds(schedule, pp, m, {name: durations[kind.direction] for name, kind in KINDS.items()}, 0.0)
     assert lower_bound(schedule, m, **alike) == pytest.approx(got.total_seconds)
 
 

@@ -32,25 +32,42 @@ class Action(NamedTuple):
 
 Order = tuple[tuple[Action, ...], ...]  # by stage
 
-NAMES = (
-    "forward.first", "forward", "forward.paired",
-    "backward.only", "backward.first", "backward.paired", "backward.last_paired", "backward", "backward.last",
-)  # fmt: skip
-"""What an action can differ in by its place: it is the step's first, its last, or follows an action of the other kind
-(paired), which has left the weights in another state.
-"""
+
+@dataclass(frozen=True)
+class ActionKind:
+    """What an action differs in by its place: it is the step's first or last of its direction, or comes right after one
+    of the other direction, which has left the weights in another state.
+    """
+
+    direction: Literal["forward", "backward"]
+    first: bool = False
+    last: bool = False
+    after_other: bool = False
+
+
+KINDS = {
+    "forward.first": ActionKind("forward", first=True),
+    "forward": ActionKind("forward"),
+    "forward.paired": ActionKind("forward", after_other=True),
+    "backward.only": ActionKind("backward", first=True, last=True, after_other=True),
+    "backward.first": ActionKind("backward", first=True, after_other=True),
+    "backward.paired": ActionKind("backward", after_other=True),
+    "backward.last_paired": ActionKind("backward", last=True, after_other=True),
+    "backward": ActionKind("backward"),
+    "backward.last": ActionKind("backward", last=True),
+}
+"""By name. A step's first backward always comes after a forward, and its last forward does what every other does."""
+NAMES = tuple(KINDS)
+_NAMES_OF = {kind: name for name, kind in KINDS.items()}
 
 
 def name_of(action: Action, before: str | None, num_microbatches: int) -> str:
     """The name of an action whose stage did an action of kind `before` just before it."""
+    first = action.micro_batch == 0
     if action.kind == "F":
-        return "forward.first" if action.micro_batch == 0 else "forward.paired" if before == "B" else "forward"
+        return _NAMES_OF[ActionKind("forward", first=first, after_other=before == "B")]
     last = action.micro_batch == num_microbatches - 1
-    if action.micro_batch == 0:
-        return "backward.only" if last else "backward.first"
-    if before == "F":
-        return "backward.last_paired" if last else "backward.paired"
-    return "backward.last" if last else "backward"
+    return _NAMES_OF[ActionKind("backward", first=first, last=last, after_other=before == "F")]
 
 
 class Runs(NamedTuple):
@@ -298,13 +315,12 @@ def lower_bound(
 
 def _stacked(durations: Mapping[str, ArrayLike], send: ArrayLike) -> tuple[Seconds, Seconds]:
     """Durations as [names, pp, n], the send as [n]."""
-    default = {
-        kind: next(q for name, q in durations.items() if name.startswith(kind)) for kind in ("forward", "backward")
-    }
-    many = [
-        np.asarray(durations.get(name, durations.get(kind := name.split(".")[0], default[kind])), np.float64)
-        for name in NAMES
-    ]
+    alike: dict[str, ArrayLike] = {}
+    for name, seconds in durations.items():
+        direction = KINDS[name].direction
+        if name == direction or direction not in alike:
+            alike[direction] = seconds
+    many = [np.asarray(durations.get(name, alike[kind.direction]), np.float64) for name, kind in KINDS.items()]
     sent = np.asarray(send, np.float64)
     *many, sent = np.broadcast_arrays(*many, sent[None] if sent.ndim else sent)
     return np.stack(many), sent[0]

@@ -16,7 +16,7 @@ from nanum.account.timeline import Known as KnownMaps
 from nanum.account.totals import Known, totals
 from nanum.arrays import take
 from nanum.program import Collective, Node, Quantity
-from nanum.schedule import finish_times, lower_bound
+from nanum.schedule import KINDS, finish_times, lower_bound
 
 
 class Step(Protocol):
@@ -200,10 +200,11 @@ def bound(schedule: str, num_microbatches: Any, pp: np.ndarray, stages: Bound) -
     least: dict[str, Any] = {"forward": np.inf, "backward": np.inf}
     last: Any = 0.0
     for name, seconds in stages.durations.items():
-        times, kind = stages.rounds[name], name.split(".")[0]
+        times, kind = stages.rounds[name], KINDS[name]
         busy = busy + times * seconds
-        least[kind] = np.where(times > 0, np.minimum(least[kind], seconds), least[kind])
-        if "last" in name or "only" in name:
+        so_far = least[kind.direction]
+        least[kind.direction] = np.where(times > 0, np.minimum(so_far, seconds), so_far)
+        if kind.last:
             last = np.where(times > 0, seconds, last)
     low = lower_bound(
         schedule,

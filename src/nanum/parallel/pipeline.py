@@ -17,7 +17,7 @@ from nanum.conventions import Conventions
 from nanum.layout import Layout, Structure
 from nanum.parallel.chain import Chain
 from nanum.program import PIPELINE_STREAM, Collective, Held, Node, Repeat
-from nanum.schedule import runs
+from nanum.schedule import KINDS, runs
 
 
 class DataParallel(Protocol):
@@ -75,21 +75,6 @@ class Step:
         return (Repeat(1, self.resident, self.at), *body, Repeat(1, self.optimizer, self.at))
 
 
-HOW: dict[str, dict[str, bool]] = {
-    # Forwards: do they gather under a pipeline (where the weights reshard), and are they a step's first?
-    "forward.first": {"gathers": True, "first": True},
-    "forward": {"gathers": True, "first": False},
-    "forward.paired": {"gathers": False, "first": False},
-    # Backwards: does a forward come before, which has resharded? Are they a step's first, its last?
-    "backward.only": {"gathers": True, "first": True, "last": True},
-    "backward.first": {"gathers": True, "first": True, "last": False},
-    "backward.paired": {"gathers": True, "first": False, "last": False},
-    "backward.last_paired": {"gathers": True, "first": False, "last": True},
-    "backward": {"gathers": False, "first": False, "last": False},
-    "backward.last": {"gathers": False, "first": False, "last": True},
-}
-
-
 @dataclass(frozen=True, eq=False)
 class Actions(Mapping[str, tuple[Node, ...]]):
     """The actions of a stage by name, emitted when first asked for; alike ones are the same nodes."""
@@ -101,21 +86,24 @@ class Actions(Mapping[str, tuple[Node, ...]]):
     _made: dict[Any, tuple[Node, ...]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(HOW)
+        return iter(KINDS)
 
     def __len__(self) -> int:
-        return len(HOW)
+        return len(KINDS)
 
     def __getitem__(self, name: str) -> tuple[Node, ...]:
-        how = dict(HOW[name])
-        if name.startswith("forward"):
-            first = how["first"]
-            how["gathers"] = first or not self.structure.pipelined or (how["gathers"] and self.structure.reshard)
-            key = (*self.data.same_forward(**how), first and self.conventions.step_keeps_logits)
+        kind = KINDS[name]
+        if kind.direction == "forward":
+            # The weights are there after a pipeline's backward, and after a forward that did not reshard.
+            there = self.structure.pipelined and (kind.after_other or not (kind.first or self.structure.reshard))
+            how = {"gathers": not there, "first": kind.first}
+            key = (*self.data.same_forward(**how), kind.first and self.conventions.step_keeps_logits)
             if key not in self._made:
-                self._made[key] = tuple(_forward(self.chain, self.data.forward(**how), self.conventions, first=first))
+                nodes = _forward(self.chain, self.data.forward(**how), self.conventions, first=kind.first)
+                self._made[key] = tuple(nodes)
             return self._made[key]
-        how["gathers"] = how["gathers"] or not self.structure.pipelined
+        gathers = kind.after_other or not self.structure.pipelined
+        how = {"gathers": gathers, "first": kind.first, "last": kind.last}
         key = self.data.same_backward(**how)
         if key not in self._made:
             self._made[key] = tuple(_backward(self.chain, self.data.backward(**how), self.conventions))
