@@ -254,3 +254,8 @@ def test_sizes_are_loaded_or_refused(nodes, gpus_per_node):
         assert nodes < 1 or gpus_per_node < 1 or nodes * gpus_per_node > LARGEST
     else:
         assert loaded.gpus == nodes * gpus_per_node <= LARGEST
+
+
+def test_one_number_before_a_chip_is_read_as_one_node():
+    with pytest.raises(Refused, match="1x8xh100-sxm is one node of 8 GPUs"):
+        cluster.load("8xh100-sxm")

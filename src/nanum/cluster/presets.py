@@ -35,6 +35,10 @@ def load(word: str) -> Cluster:
     if path := named.get(word.lower()):
         return _preset(path)
     parts = word.replace("X", "x").split("x", 2)
+    one_number = word.lower().partition("x")
+    if one_number[0].isdigit() and one_number[2] in chip_names():
+        gpus, chip = one_number[0], one_number[2]
+        raise Refused(f"'{cut_short(word)}' has one number before its chip: 1x{gpus}x{chip} is one node of {gpus} GPUs")
     if len(parts) == 3:
         return _sized(word, *parts)
     import difflib
