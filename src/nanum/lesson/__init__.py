@@ -40,17 +40,15 @@ PRINTERS: dict[str, Callable[[dict[str, Any], Page], None]] = {
     "C": print_c,
     BELIEFS: print_m,
 }
-GOOD, REFUSED = 0, 2
 
 
 def document(parts: Sequence[str] = (), *, lang: str = "en") -> dict[str, Any]:
     """The lesson's document: a key for each part, all by default, and `misconceptions` where all are asked.
 
     Raises:
-        Refused: a part that is not in this release, or one that measures where there is no torch; reasons in `lang`.
+        Refused: no such language, a part that is not in this release, or one that measures where there is no torch.
     """
-    say = Words(lang)
-    chosen = _chosen(parts, say)
+    chosen, say = _asked(parts, lang)
     if missing := _unmeasurable(chosen, say):
         raise Refused(missing)
     made: dict[str, Any] = {}
@@ -60,19 +58,15 @@ def document(parts: Sequence[str] = (), *, lang: str = "en") -> dict[str, Any]:
 
 
 def run(parts: Sequence[str] = (), lang: str = "en", json: bool = False, console: Console | None = None) -> int:
-    """Print the lesson, part by part as each is done, or its document with `json`. What is refused is said on stderr.
+    """Print the lesson, part by part as each is done, or its document with `json`. No part named is all of them.
 
-    Returns 0, or 2 where something was refused. Where torch is all that is missing, the parts that do without it are
-    printed all the same. No part named is all of them.
+    Returns 0.
+
+    Raises:
+        Refused: as `document` does. Where torch is all that is missing, the parts that do without it are printed first.
     """
     console = console or Console(highlight=False)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    try:
-        say = Words(lang)
-        chosen = _chosen(parts, say)
-    except Refused as refused:
-        _complain(refused.reasons, errors)
-        return REFUSED
+    chosen, say = _asked(parts, lang)
     missing = _unmeasurable(chosen, say)
     made: dict[str, Any] = {}
     try:
@@ -84,22 +78,33 @@ def run(parts: Sequence[str] = (), lang: str = "en", json: bool = False, console
         missing.extend(refused.reasons)
     if json and made:
         console.file.write(json_text.dumps(made, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    _complain(missing, errors)
-    return REFUSED if missing else GOOD
+    if missing:
+        raise Refused(missing)
+    return 0
 
 
-def _chosen(parts: Sequence[str], say: Words) -> list[str]:
-    """The parts asked, in order and once each. Raises Refused with every reason."""
+def _asked(parts: Sequence[str], lang: str) -> tuple[list[str], Words]:
+    """The parts asked, in order and once each, and the words for them. Raises Refused with every reason.
+
+    The reasons are in the language asked, or in English where it is not one of the lesson's.
+    """
+    reasons: list[str] = []
+    try:
+        say = Words(lang)
+    except Refused as refused:
+        reasons.extend(refused.reasons)
+        say = Words("en")
     asked = [part.upper() for part in parts] or list(PARTS)
     named = ", ".join(PARTS)
-    reasons = [
+    reasons += [
         say("later" if part in LATER else "unknown", part=part, parts=named)
         for part in dict.fromkeys(asked)
         if part not in PARTS
     ]
+    chosen = [part for part in PARTS if part in asked]
     if reasons:
-        raise Refused(reasons)
-    return [part for part in PARTS if part in asked]
+        raise Refused([*reasons, *_unmeasurable(chosen, say)])
+    return chosen, say
 
 
 def _unmeasurable(chosen: Sequence[str], say: Words) -> list[str]:
@@ -125,8 +130,3 @@ def _made(part: str, made: dict[str, Any], say: Words) -> dict[str, Any]:
             bar.update(task, completed=done, total=total)
 
         return part_b(advance) if part == "B" else part_c(advance)
-
-
-def _complain(reasons: Sequence[str], errors: Console) -> None:
-    for reason in reasons:
-        errors.print(reason, markup=False)

@@ -1,8 +1,8 @@
-"""The lesson's arithmetic, by the lesson's own convention, and Amdahl's law.
+"""The lesson's arithmetic, by its loose counting, and Amdahl's law.
 
-The convention counts loosely, and is kept because the figures are known by it: the all-reduce of the gradients as twice
-their bytes, a tensor-parallel all-reduce as its payload once, and of the activations the forward pass only. What one
-rank really sends is read off the Program, in `lesson.ledger`.
+The loose counting is that of the shorter lesson that this one grew from, kept so that figures compare: the all-reduce
+of the gradients as twice their bytes, a tensor-parallel all-reduce as its payload once, and of the activations the
+forward pass only. What one rank really sends is read off the Program, in `lesson.ledger`.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ def part_a() -> dict[str, Any]:
             "growth": {grown.dimension: {"ratio": grown.ratio, "kind": grown.kind} for grown in growth[way]},
             "sent": [asdict(sent_by(divided, axes, dimensions, word)) for word in (IN_NODE, BETWEEN_NODES)],
         }
+    document["reconciled"] = reconciled(document)
     document["same_step"] = same_step(dimensions)
     document["bubble"] = bubble()
     document["overlaid"] = overlaid()
@@ -75,6 +76,26 @@ def sent_by(divided: dict[str, int], axes: tuple[str, ...], dimensions: Dimensio
     divided_layout = ledger.layout(divided, dimensions.micro_batch_size)
     job = Job(dimensions.seq_len, dimensions.micro_batch_size * divided_layout.data_ranks)
     return ledger.sent(ledger.step(job, cluster_word, divided_layout), axes, cluster_word)
+
+
+def reconciled(document: dict[str, Any]) -> dict[str, Any]:
+    """What leads from the loose counting's bytes to those that a rank really sends, read off the two.
+
+    `ring_factor` is 2 (n - 1) / n, what each rank of a ring passes on of an all-reduce's payload. The tensor-parallel
+    forward pass sends `tensor_layers_bytes` in its layers, and the rest at its two ends (embedding and loss).
+    """
+    data, tensor = (document[way]["sent"][0] for way in ("data_parallel", "tensor_parallel"))
+    ring_factor = data["wire_bytes"] / data["payload_bytes"]
+    forward_bytes = tensor["wire_bytes_by_phase"]["forward"]
+    layers_bytes = ring_factor * document["tensor_parallel"]["bytes"]
+    return {
+        "group_size": data["group_size"],
+        "ring_factor": ring_factor,
+        "grad_bytes_per_parameter": data["payload_bytes"] / document["parameters"]["real"],
+        "grads_bytes": data["payload_bytes"],
+        "tensor_layers_bytes": layers_bytes,
+        "tensor_ends_bytes": forward_bytes - layers_bytes,
+    }
 
 
 def same_step(dimensions: Dimensions) -> dict[str, Any]:
@@ -134,6 +155,8 @@ def overlaid() -> dict[str, Any]:
         "cluster": SMALL_CLUSTER,
         "layout": OVERLAID,
         "num_microbatches": OVERLAID_MICROBATCHES,
+        "sequences": job.global_batch_size,
+        "tokens": job.global_batch_size * job.seq_len,
         "placements": placed,
     }
 

@@ -37,6 +37,7 @@ class Sent:
     link: str
     group_size: int
     calls: int
+    calls_by_kind: Mapping[str, int]
     payload_bytes: int
     wire_bytes: int
     wire_bytes_by_phase: Mapping[str, int]
@@ -134,13 +135,16 @@ def sent(document: Document, axes: Iterable[str], cluster_word: str) -> Sent:
             stages[row["stage"]].append(row)
     rows = max(stages.values(), key=lambda rows: sum(row["wire_bytes"] for row in rows), default=[])
     by_phase: dict[str, int] = defaultdict(int)
+    by_kind: dict[str, int] = defaultdict(int)
     for row in rows:
+        by_kind[row["kind"]] += int(row["calls"])
         by_phase[row["phase"]] += int(row["wire_bytes"])
     return Sent(
         cluster=cluster_word,
         link=", ".join(dict.fromkeys(str(row["link"]) for row in rows)),
         group_size=max((int(row["group_size"]) for row in rows), default=1),
         calls=sum(int(row["calls"]) for row in rows),
+        calls_by_kind=dict(by_kind),
         payload_bytes=sum(int(row["payload_bytes"]) for row in rows),
         wire_bytes=sum(int(row["wire_bytes"]) for row in rows),
         wire_bytes_by_phase=dict(by_phase),

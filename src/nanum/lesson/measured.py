@@ -74,9 +74,10 @@ def _started(arguments: Sequence[str], answer: IO[str]) -> subprocess.Popen[str]
 
 
 def device_name(device: dict[str, Any]) -> str:
-    """`cpu (AMD EPYC, 1 thread)`, `cuda (NVIDIA H100 80GB HBM3)`."""
+    """`cpu (AMD EPYC, 1 thread)`, `cuda (NVIDIA H100 80GB HBM3)`, as a document has it."""
     threads = device["threads"]
-    return f"{device['kind']} ({device['name']}{f', {threads} thread' if threads else ''})"
+    counted = f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+    return f"{device['kind']} ({device['name']}{counted})"
 
 
 def _environment() -> dict[str, str]:

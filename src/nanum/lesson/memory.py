@@ -33,6 +33,7 @@ def from_storages(measured: dict[str, Any]) -> dict[str, Any]:
     return {
         **measured,
         "device": device_name(measured["device"]),
+        "processor": measured["device"],
         "torch": measured["device"]["torch"],
         "total_bytes": total_bytes,
         "ratio": {name: count / params_bytes for name, count in kept.items()} | {"total": total_bytes / params_bytes},

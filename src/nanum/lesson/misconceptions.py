@@ -25,7 +25,15 @@ def part_m(document: dict[str, Any]) -> dict[str, Any]:
 def _twice_the_gpus(part_b: dict[str, Any]) -> dict[str, Any]:
     fraction = part_b["doubling"]["serial_fraction"]
     row = next(row for row in part_b["rows"] if row["serial_fraction"] == fraction)
-    return {**part_b["doubling"], "gpus": int(LARGEST), "speedup": row["speedup"][LARGEST], "limit": row["limit"]}
+    ideal = next(row for row in part_b["ideal"] if row["serial_fraction"] == fraction)
+    return {
+        **part_b["doubling"],
+        "gpus": int(LARGEST),
+        "speedup": row["speedup"][LARGEST],
+        "ideal_speedup": ideal["speedup"][LARGEST],
+        "limit": row["limit"],
+        "noise": part_b["noise"],
+    }
 
 
 def _least_volume(part_a: dict[str, Any]) -> dict[str, Any]:
@@ -38,6 +46,7 @@ def _memory_is_parameters(part_c: dict[str, Any]) -> dict[str, Any]:
     return {
         "kept_over_params": measured["ratio"]["total"],
         "activations_over_params": measured["activations_bytes"] / params_bytes,
+        "training_peak_moment": measured["training_peak_moment"],
         "training_peak_over_params": measured["training_peak_bytes"] / params_bytes,
         "inference_peak_over_params": measured["inference_peak_bytes"] / params_bytes,
     }
@@ -77,6 +86,8 @@ def a_real_cluster() -> dict[str, Any]:
     return {
         "cluster": SMALL_CLUSTER,
         "gpus": gpus,
+        "sequences": job.global_batch_size,
+        "tokens": job.global_batch_size * job.seq_len,
         "one_gpu_seconds": one["time"]["step_seconds"],
         "arithmetic_seconds": arithmetic_seconds,
         "predicted_seconds": time["step_seconds"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from nanum.lesson.page import Page
@@ -9,7 +10,7 @@ from nanum.lesson.words import gigabytes, percent, times
 from nanum.units import format_rate, format_seconds
 
 WAYS = ("data_parallel", "tensor_parallel", "pipeline")
-LESSON_TENSOR_PARALLEL_GB = "4.30"  # as the lesson prints 4,294,967,296 bytes
+LESSON_TENSOR_PARALLEL_GB = "4.30"  # as the shorter lesson that this one grew from prints 4,294,967,296 bytes
 
 
 def print_a(part: dict[str, Any], page: Page) -> None:
@@ -86,18 +87,49 @@ def _print_sent(part: dict[str, Any], page: Page) -> None:
         *(page.say(f"A.{name}") for name in ("forward", "backward", "messages", "in_node", "between_nodes")),
     ]
     page.table(columns, rows, right={1, 2, 3, 4, 5})
+    _print_reconciled(part, page)
     _print_same_step(part["same_step"], page)
 
 
+def _print_reconciled(part: dict[str, Any], page: Page) -> None:
+    """From the first table's bytes to those of the table above."""
+    found, tensor = part["reconciled"], part["tensor_parallel"]["sent"][0]
+    forward = tensor["wire_bytes_by_phase"]["forward"]
+    page.paragraph(
+        "A.reconciled",
+        loose_data=gigabytes(part["data_parallel"]["bytes"]),
+        loose_tensor=gigabytes(part["tensor_parallel"]["bytes"]),
+        real=f"{part['parameters']['real']:,}",
+        group=found["group_size"],
+        ring=f"{found['ring_factor']:g}",
+        grad=f"{found['grad_bytes_per_parameter']:g}",
+        grads=gigabytes(found["grads_bytes"]),
+        data=gigabytes(part["data_parallel"]["sent"][0]["wire_bytes"]),
+        layers=gigabytes(found["tensor_layers_bytes"]),
+        ends=gigabytes(found["tensor_ends_bytes"]),
+        forward=gigabytes(forward),
+        both=gigabytes(tensor["wire_bytes"]),
+    )
+
+
 def _described(link: dict[str, Any], page: Page) -> str:
-    """A link's speed is worth little without the group that it was measured in."""
+    """A link's speed is worth little without how it is known, and the group that it was measured in."""
     return page.say(
         "A.link",
-        name=link["name"],
+        name=page.say("network") if link["name"] == "network" else link["name"],
         rate=format_rate(link["bytes_per_second"]["value"]),
+        rate_known=_known(link["bytes_per_second"], page),
         efficiency=percent(link["efficiency"]["value"]),
+        efficiency_known=_known(link["efficiency"], page),
         group=link["group_size"],
     )
+
+
+def _known(quantity: dict[str, Any], page: Page) -> str:
+    """A quantity's tag, and of its source what it was borrowed from: `assumed, borrowed from h200-sxm`."""
+    tag = page.say(f"tag.{quantity['tag']}")
+    borrowed = re.match(r"borrowed from ([^\s:]+)", quantity["source"])
+    return page.say("A.borrowed", tag=tag, where=borrowed[1]) if borrowed else tag
 
 
 def _print_same_step(same: dict[str, Any], page: Page) -> None:
@@ -128,7 +160,14 @@ def _print_bubble(bubble: list[dict[str, Any]], page: Page) -> None:
 
 def _print_overlaid(overlaid: dict[str, Any], page: Page) -> None:
     placed, divided = overlaid["placements"], overlaid["layout"]
-    page.paragraph("A.overlaid", cluster=overlaid["cluster"], microbatches=overlaid["num_microbatches"], **divided)
+    page.paragraph(
+        "A.overlaid",
+        cluster=overlaid["cluster"],
+        microbatches=overlaid["num_microbatches"],
+        sequences=overlaid["sequences"],
+        tokens=f"{overlaid['tokens']:,}",
+        **divided,
+    )
     best = placed[0]["time"]["step_seconds"]
     rows = [
         [

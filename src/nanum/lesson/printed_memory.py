@@ -6,7 +6,7 @@ from typing import Any
 
 from nanum.lesson.arithmetic import ZERO_GPUS
 from nanum.lesson.page import Page
-from nanum.lesson.words import gigabytes, megabytes, tenths_of_gigabytes, times
+from nanum.lesson.words import gigabytes, megabytes, processor, tenths_of_gigabytes, times
 
 TRADE_GPUS = "8"
 
@@ -35,6 +35,7 @@ def print_c(part: dict[str, Any], page: Page) -> None:
     )
     if reasons:
         page.paragraph("C.refused", reasons="; ".join(reasons))
+    _print_calls(zero, page)
     _print_trade(zero, page)
 
 
@@ -43,6 +44,24 @@ def _sent(sent: dict[str, Any] | None, page: Page) -> str:
     if sent is None:
         return "0"
     return page.say("refused") if "refused" in sent else f"{gigabytes(sent['wire_bytes'])} GB ({sent['calls']:,})"
+
+
+def _print_calls(zero: list[dict[str, Any]], page: Page) -> None:
+    """What the messages of each stage are; said only where the engine has every stage."""
+    sent = [row["sent"][TRADE_GPUS] for row in zero]
+    if any("refused" in each for each in sent):
+        return
+    none, optimizer, grads, params = (each["calls_by_kind"] for each in sent)
+    page.paragraph(
+        "C.calls",
+        all_reduces=none["all_reduce"],
+        buckets_reduced=optimizer["reduce_scatter"],
+        buckets_gathered=optimizer["all_gather"],
+        parts_reduced=grads["reduce_scatter"],
+        parts_gathered=grads["all_gather"],
+        gathered_twice=params["all_gather"],
+        reduced_once=params["reduce_scatter"],
+    )
 
 
 def _print_trade(zero: list[dict[str, Any]], page: Page) -> None:
@@ -62,7 +81,7 @@ def _print_kept(measured: dict[str, Any], page: Page) -> None:
     model, allocator = measured["model"], measured["allocator"]
     page.paragraph(
         "C.intro",
-        device=measured["device"],
+        device=processor(measured["processor"], page.say),
         torch=measured["torch"],
         parameters=f"{model['parameters']:,}",
         layers=model["layers"],
@@ -88,11 +107,30 @@ def _print_kept(measured: dict[str, Any], page: Page) -> None:
         workspace = allocator["matmul_workspace_bytes"]
         rest = megabytes(allocator["grads_bytes"] - workspace)
         page.paragraph("C.workspace", workspace=megabytes(workspace), grads=rest)
+    page.paragraph("C.activations_grow", rows=model["rows"])
+    _print_peaks(measured, page)
+
+
+def _print_peaks(measured: dict[str, Any], page: Page) -> None:
+    """Three ratios near one another, each over what it is over; and why the peak is not the table's sum."""
+    model, params = measured["model"], measured["params_bytes"]
     training, inference = measured["training_peak_bytes"], measured["inference_peak_bytes"]
+    together = measured["total_bytes"] + measured["activations_bytes"]
+    over = training - measured["total_bytes"]
+    matrix = params / model["parameters"] * model["hidden"] ** 2
     page.paragraph(
-        "C.beside",
-        rows=model["rows"],
+        "C.peaks",
         inference=megabytes(inference),
+        inference_ratio=times(inference / params),
         training=megabytes(training),
+        training_ratio=times(training / params),
         times=times(training / inference),
+    )
+    page.paragraph(
+        f"C.peak_{measured['training_peak_moment']}",
+        together=megabytes(together),
+        together_ratio=times(together / params),
+        over=megabytes(over),
+        matrices=f"{over / matrix:.1f}",
+        layers=model["layers"],
     )

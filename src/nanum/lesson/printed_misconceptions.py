@@ -13,11 +13,14 @@ def print_m(part: dict[str, Any], page: Page) -> None:
     page.title("M.title")
     twice = part["twice_the_gpus"]
     page.paragraph(
-        "M.twice_the_gpus",
+        "M.twice_the_gpus_noisy" if twice["noise"]["noisy"] else "M.twice_the_gpus",
         serial=percent(twice["serial_fraction"]),
         gpus=twice["gpus"],
         speedup=times(twice["speedup"]),
         doubling=times(twice["measured"]),
+        ideal_speedup=times(twice["ideal_speedup"]),
+        ideal_doubling=times(twice["ideal"]),
+        spread=percent(twice["noise"]["worst_spread"]),
         limit=f"{twice['limit']:.0f}",
     )
     volume = part["least_volume"]
@@ -36,6 +39,7 @@ def print_m(part: dict[str, Any], page: Page) -> None:
         "M.memory_is_parameters",
         kept=times(memory["kept_over_params"]),
         activations=times(memory["activations_over_params"]),
+        moment=page.say(f"C.moment.{memory['training_peak_moment']}"),
         training=times(memory["training_peak_over_params"]),
         inference=times(memory["inference_peak_over_params"]),
     )
@@ -54,6 +58,8 @@ def print_m(part: dict[str, Any], page: Page) -> None:
         "M.a_real_cluster",
         cluster=real["cluster"],
         gpus=real["gpus"],
+        sequences=real["sequences"],
+        tokens=f"{real['tokens']:,}",
         one=format_seconds(real["one_gpu_seconds"]),
         arithmetic=format_seconds(real["arithmetic_seconds"]),
         predicted=format_seconds(real["predicted_seconds"]),

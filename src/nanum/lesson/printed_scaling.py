@@ -6,7 +6,7 @@ from typing import Any
 
 from nanum.lesson.arithmetic import DIVISIONS
 from nanum.lesson.page import Page
-from nanum.lesson.words import percent, times
+from nanum.lesson.words import percent, processor, times
 from nanum.units import format_seconds
 
 
@@ -15,7 +15,7 @@ def print_b(part: dict[str, Any], page: Page) -> None:
     job, shares, noise = part["job"], part["shares"], part["noise"]
     page.paragraph(
         "B.intro",
-        device=part["device"],
+        device=processor(part["processor"], page.say),
         torch=part["torch"],
         layers=job["layers"],
         hidden=job["hidden"],
@@ -47,7 +47,8 @@ def print_b(part: dict[str, Any], page: Page) -> None:
     page.paragraph("B.ideal")
     _print_speedups(part["ideal"], page)
     smallest = shares[-1]["efficiency"]
-    page.paragraph("B.why_slower" if smallest < 1 else "B.why_faster", efficiency=percent(smallest))
+    why = "B.why_noisy" if noise["noisy"] else "B.why_slower" if smallest < 1 else "B.why_faster"
+    page.paragraph(why, efficiency=percent(smallest))
     _print_doubling(part, page)
 
 
@@ -65,16 +66,21 @@ def _print_speedups(rows: list[dict[str, Any]], page: Page) -> None:
 
 
 def _print_doubling(part: dict[str, Any], page: Page) -> None:
-    doubling = part["doubling"]
-    before = str(doubling["from"])
-    by_fraction = {row["serial_fraction"]: row["speedup"] for row in part["rows"]}
+    """Where the samples are too noisy to rely on, the law's figures come first."""
+    doubling, noise = part["doubling"], part["noise"]
+    before, (low, high) = str(doubling["from"]), doubling["measured_range"]
+    rows = part["ideal" if noise["noisy"] else "rows"]
+    by_fraction = {row["serial_fraction"]: row["speedup"] for row in rows}
     smaller = max(fraction for fraction in by_fraction if 0 < fraction < doubling["serial_fraction"])
     page.paragraph(
-        "B.doubling",
+        "B.doubling_noisy" if noise["noisy"] else "B.doubling",
         before=before,
         after=doubling["to"],
         serial=percent(doubling["serial_fraction"]),
         measured=times(doubling["measured"]),
+        low=times(low),
+        high=times(high),
+        spread=percent(noise["worst_spread"]),
         ideal=times(doubling["ideal"]),
         lesson=times(doubling["lesson"]),
         smaller=percent(smaller),

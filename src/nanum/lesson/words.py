@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from nanum.errors import Refused
 from nanum.lesson.text_en import TEXT as ENGLISH
@@ -26,6 +26,13 @@ class Words:
 
     def __call__(self, key: str, **fields: object) -> str:
         return TEXTS[self.lang][key].format(**fields)
+
+
+def processor(device: dict[str, Any], say: Words) -> str:
+    """What was measured on: `CPU (AMD EPYC, 1 thread)`, `CUDA (NVIDIA H100 80GB HBM3)`."""
+    threads = device["threads"]
+    key = "processor" if not threads else "processor.one_thread" if threads == 1 else "processor.threads"
+    return say(key, kind=device["kind"].upper(), name=device["name"], threads=threads)
 
 
 def gigabytes(count_bytes: float) -> str:
