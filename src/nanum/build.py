@@ -8,7 +8,7 @@ micro-batches. Sizes are ints or arrays: the same calls serve one layout and a h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -112,9 +112,24 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bo
     `bodies` are those of an earlier call, where they are the same (`emit_parts` says of what).
     """
     bodies = bodies or emit_bodies(model, job, layout, engine)
-    parts, at_body = bodies.parts, bodies.at
+    return assemble(place_stages(model, job, layout, engine, stage, bodies), bodies.parts, layout.structure, engine)
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """The distinct stages of layouts and what their weights exchange, whatever is recomputed or resharded."""
+
+    chain: Chain
+    weights: tuple[Any, Any, Any]  # units, or buffers, of the embedding, a layer and the head
+    position: Position
+    layout: Layout  # of each distinct stage
+    started: dict[Any, Any] = field(default_factory=dict)  # exchanges that steps of these stages share
+
+
+def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bodies: Bodies) -> Staged:
+    """Where the parts of the model are: the distinct stages, and what each exchanges for its weights."""
     _check(layout)
-    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
+    parts, at_body = bodies.parts, bodies.at
     layers = engine.layers_of_stage(model.num_hidden_layers, layout.pp, stage)
     first, last = (stage == 0) * 1, (stage == layout.pp - 1) * 1
     at = None
@@ -123,29 +138,41 @@ def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bo
         kinds, at = distinct(kinds)
     layers, first, last, at_body, pp = kinds
     where = Stage(layers, first, last, 1 - last, 1 - first, at_body)
-    seen = Layout(
-        **{f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS},
-        pp=pp,
-        structure=layout.structure,
-        rank_order=layout.rank_order,
-    )
-    shapes, numerics = parts.shapes, parts.conventions.numerics
-    table = parts.table
+    sizes = {f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}
+    shapes, conventions, table = parts.shapes, parts.conventions, parts.table
+    tied = model.tie_word_embeddings
     chain = Chain(
         where,
         parts.embedding,
         parts.layer,
         parts.head,
-        dtype=numerics.compute_dtype,
+        dtype=conventions.numerics.compute_dtype,
         tp=where.take(shapes.mesh["tp"]),
         pp=pp,
         input_bytes=where.take(8 * shapes.part("B", BATCH_AXES) * shapes.part("S", ("cp",))),
-        frame_bytes=rotary_angles_bytes(model, parts.conventions, job.seq_len),
-        tied_elements=where.take(shapes.elements(table.dims, table.split)) if model.tie_word_embeddings else None,
-        tied_grad_bytes=where.take(parts.table_grad_bytes) if model.tie_word_embeddings else 0,
+        frame_bytes=rotary_angles_bytes(model, conventions, job.seq_len),
+        tied_elements=where.take(shapes.elements(table.dims, table.split)) if tied else None,
+        tied_grad_bytes=where.take(parts.table_grad_bytes) if tied else 0,
     )
-    data = _data_parallel(chain, parts, layout.structure, engine)
-    return step(chain, data, layout.structure, parts.conventions, Position(stage, layout.pp, m, at), seen)
+    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
+    seen = Layout(**sizes, pp=pp, structure=layout.structure, rank_order=layout.rank_order)
+    return Staged(chain, _exchanged(chain, parts, engine), Position(stage, layout.pp, m, at), seen)
+
+
+def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine) -> Step:
+    """The step of these stages: data parallelism around the parts, and the pipeline's actions in order."""
+    conventions = parts.conventions
+    chain = replace(staged.chain, embedding=parts.embedding, layer=parts.layer, head=parts.head)
+    weights = staged.weights
+    data: DataParallel
+    if engine.data_parallel == "flat_buffers":
+        ranks = parts.shapes.ranks(("dp_replicate", "dp_shard", "cp"))
+        data = FlatBuffers(chain, conventions, structure, *weights, data_ranks=ranks)
+    elif engine.data_parallel == "plain_or_fully_shard" and structure.zero == 0:
+        data = Replicated(chain, conventions, *weights)
+    else:
+        data = FullyShard(chain, conventions, structure, *weights, staged.started)
+    return step(chain, data, structure, conventions, staged.position, staged.layout)
 
 
 def _check(layout: Layout) -> None:
@@ -189,23 +216,20 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
     }
 
 
-def _data_parallel(chain: Chain, parts: Parts, structure: Structure, engine: Engine) -> DataParallel:
-    s, shapes, conventions = chain.stage, parts.shapes, parts.conventions
-    shares = s.embeds * s.heads * (chain.tied_elements is not None)  # is the head's table the embedding's?
-    if engine.data_parallel == "flat_buffers":
-        table, layers, with_table, without = parts.buffers
-        last = with_table.times(s.heads - shares, s.take) + without.times(shares, s.take)
-        data_ranks = shapes.ranks(("dp_replicate", "dp_shard", "cp"))
-        ends = table.times(s.embeds, s.take), layers.times(1, s.take), last
-        return FlatBuffers(chain, conventions, structure, *ends, data_ranks=data_ranks)
-    first, each, whole, rest = parts.units
+def _exchanged(chain: Chain, parts: Parts, engine: Engine) -> tuple[Any, Any, Any]:
+    """Units or buffers of the embedding, a layer and the head, on each distinct stage. A table that embedding and head
+    share is the embedding's, where both are.
+    """
+    s = chain.stage
+    shares = s.embeds * s.heads * (chain.tied_elements is not None)
+    flat = engine.data_parallel == "flat_buffers"
+    made: tuple[Any, Any, Any, Any] = parts.buffers if flat else parts.units
+    first, each, whole, rest = made
     embedding, layer = first.times(s.embeds, s.take), each.times(1, s.take)
     head = whole.times(s.heads - shares, s.take) + rest.times(shares, s.take)
-    if engine.data_parallel == "plain_or_fully_shard" and structure.zero == 0:
-        return Replicated(chain, conventions, embedding, layer, head)
-    if conventions.units == "root":
+    if not flat and parts.conventions.units == "root" and parts.structure.zero:
         embedding, head = embedding + head, head.times(0, lambda q: q)
-    return FullyShard(chain, conventions, structure, embedding, layer, head)
+    return embedding, layer, head
 
 
 def body_space(layout: Layout) -> tuple[np.ndarray | None, Layout]:

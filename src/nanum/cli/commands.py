@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 from typing import Annotated, Any
 
@@ -79,6 +80,7 @@ def plan(
     from nanum.cli.progress import Progress
     from nanum.search import plan as search
 
+    gc.disable()  # a plan makes some hundred thousand objects and hardly a cycle: looking for one costs 3 % of its time
     with Progress("layouts") as progress:
         found = search(asked.model, asked.job, asked.cluster, engine=asked.engine_name, top=shown, progress=progress)
     document: dict[str, Any] = found.to_dict(in_full=json)

@@ -47,6 +47,7 @@ class Step:
     send: Collective  # across a border, one way, of one micro-batch
     position: Position
     layout: Layout  # of each distinct stage
+    bodies: dict[tuple[str, ...], tuple[Node, ...]] = field(default_factory=dict)  # by the names of actions in turn
 
     @property
     def at(self) -> np.ndarray | None:
@@ -68,11 +69,17 @@ class Step:
 
     @property
     def program(self) -> tuple[Node, ...]:
-        body = [
-            Repeat(rounds, tuple(Repeat(1, self.actions[name], self.at) for name in names))
-            for rounds, names in self.order
-        ]
-        return (Repeat(1, self.resident, self.at), *body, Repeat(1, self.optimizer, self.at))
+        """All of it, in order. What a schedule repeats is the same nodes in every schedule's program."""
+        return (
+            Repeat(1, self.resident, self.at),
+            *(Repeat(rounds, self._body(names)) for rounds, names in self.order),
+            Repeat(1, self.optimizer, self.at),
+        )
+
+    def _body(self, names: tuple[str, ...]) -> tuple[Node, ...]:
+        if names not in self.bodies:
+            self.bodies[names] = tuple(Repeat(1, self.actions[name], self.at) for name in names)
+        return self.bodies[names]
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from nanum.account.device import context_bytes, reserved_bytes
 from nanum.account.memory import peak
 from nanum.account.step_time import bound, cut, stage_bound, stage_time
 from nanum.account.traffic import axes_of
-from nanum.build import BODY_FIELDS, Bodies, Parts, body_space, build, emit_parts
+from nanum.build import BODY_FIELDS, Bodies, Parts, Staged, assemble, body_space, build, emit_parts, place_stages
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.job import Job
@@ -134,6 +134,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
     shared = Shared(Cost(question.cluster, distinct_layout), {})
     memory_known: dict[int, Any] = {}
     time_known: dict[Any, Any] = {}
+    placed: dict[tuple[bytes, bytes], tuple[Staged, Cost]] = {}
     steps: dict[tuple[Any, ...], Any] = {}
     start = 0
     for group, (entries, stage) in zip(found, expanded, strict=True):
@@ -144,11 +145,16 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         bodies = Bodies(modes[mode], distinct_layout, at[start:stop])
         start = stop
         structure = group.layout.structure
-        key = (*_same_actions(structure), bodies.at.tobytes(), entries.pp.tobytes())  # type: ignore[union-attr]
+        here = bodies.at.tobytes(), entries.pp.tobytes()  # type: ignore[union-attr]
+        if here not in placed:
+            staged = place_stages(question.model, question.job, entries, question.engine, stage, bodies)
+            placed[here] = staged, Cost(question.cluster, staged.layout)
+        staged, cost = placed[here]
+        key = (*_same_actions(structure), *here)
         if key not in steps:
-            step = build(question.model, question.job, entries, question.engine, stage, bodies)
-            steps[key] = step, Cost(question.cluster, step.layout), axes_of(step.program)
-        step, cost, axes = steps[key]
+            step = assemble(staged, bodies.parts, structure, question.engine)
+            steps[key] = step, axes_of(step.program)
+        step, axes = steps[key]
         step = step.scheduled(structure)
         used = peak(step.program, memory_known).peak
         pp = group.layout.pp
