@@ -7,10 +7,10 @@ micro-batches. Sizes are ints or arrays: the same calls serve one layout and a h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,10 +31,35 @@ from nanum.parallel.replicated import Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.sharding import BATCH_AXES, Shapes, Tensor
 
-T = TypeVar("T")
-
 BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "micro_batch_size")
 """What a part of the model can see of a layout. Layouts that differ in nothing else share its body."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """What the weights of the parts exchange: of the embedding, a layer, the head, and the head without its table
+    (which is the embedding's, where the two are tied and on one stage).
+    """
+
+    shapes: Shapes
+    conventions: Conventions
+    zero: int
+    parts: tuple[tuple[tuple[Tensor, ...], Mapping[Tensor, Tensor]], ...]
+
+    @classmethod
+    def of(cls, shapes: Shapes, conventions: Conventions, zero: int, bodies: tuple[Body, Body, Body]) -> Weights:
+        head = bodies[2]
+        without = tuple(w for w in head.weights if w.name != "head")
+        parts = *((b.weights, b.weight_grads) for b in bodies), (without, head.weight_grads)
+        return cls(shapes, conventions, zero, parts)
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        return [unit(self.shapes, weights, grads, self.conventions) for weights, grads in self.parts]
+
+    @cached_property
+    def buffers(self) -> list[Buffer]:
+        return [buffer(self.shapes, weights, grads, self.conventions, self.zero) for weights, grads in self.parts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +73,7 @@ class Parts:
     emitted_layer: Emitted
     layer: Body
     head: Body
+    weights: Weights
 
     def recomputing(self, recompute: Recompute) -> Parts:
         """The same parts under another recompute mode: only what a layer keeps differs."""
@@ -60,35 +86,9 @@ class Parts:
         return self.embedding.weights[0]
 
     @property
-    def head_without_table(self) -> tuple[Tensor, ...]:
-        """The head's weights but for the one that is the embedding's, where the two are tied and on one stage."""
-        return tuple(w for w in self.head.weights if w.name != "head")
-
-    @cached_property
-    def units(self) -> tuple[Unit, Unit, Unit, Unit]:
-        """Of the embedding, a layer, the head, and the head without its table."""
-        return _four(unit(self.shapes, w, grads, self.conventions) for w, grads in self._weights())
-
-    @cached_property
-    def buffers(self) -> tuple[Buffer, Buffer, Buffer, Buffer]:
-        """As `units`."""
-        zero = self.structure.zero
-        return _four(buffer(self.shapes, w, grads, self.conventions, zero) for w, grads in self._weights())
-
-    def _weights(self) -> Iterable[tuple[tuple[Tensor, ...], Mapping[Tensor, Tensor]]]:
-        for body in (self.embedding, self.layer, self.head):
-            yield body.weights, body.weight_grads
-        yield self.head_without_table, self.head.weight_grads
-
-    @property
     def table_grad_bytes(self) -> Any:
         """The gradient that the head leaves for the table, which the embedding's is added to."""
         return sum(self.shapes.bytes(self.head.weight_grads[w]) for w in self.head.weights if w.name == "head")
-
-
-def _four(found: Iterable[T]) -> tuple[T, T, T, T]:
-    a, b, c, d = found
-    return a, b, c, d
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +193,10 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:
     shapes = Shapes({a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions))
     given = model, shapes, conventions, layout.structure
     layer = emit_layer(*given)
-    recomputed = layer_body(layer, layout.structure.recompute)
-    return Parts(shapes, conventions, layout.structure, embedding_body(*given), layer, recomputed, head_body(*given))
+    bodies = embedding_body(*given), layer_body(layer, layout.structure.recompute), head_body(*given)
+    weights = Weights.of(shapes, conventions, layout.structure.zero, bodies)
+    embedding, recomputed, head = bodies
+    return Parts(shapes, conventions, layout.structure, embedding, layer, recomputed, head, weights)
 
 
 def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> dict[str, Any]:
@@ -223,7 +225,7 @@ def _exchanged(chain: Chain, parts: Parts, engine: Engine) -> tuple[Any, Any, An
     s = chain.stage
     shares = s.embeds * s.heads * (chain.tied_elements is not None)
     flat = engine.data_parallel == "flat_buffers"
-    made: tuple[Any, Any, Any, Any] = parts.buffers if flat else parts.units
+    made: list[Any] = list(parts.weights.buffers if flat else parts.weights.units)
     first, each, whole, rest = made
     embedding, layer = first.times(s.embeds, s.take), each.times(1, s.take)
     head = whole.times(s.heads - shares, s.take) + rest.times(shares, s.take)

@@ -63,20 +63,22 @@ def _add(rows: Rows, key: Key, row: list[Any], times: Any, at: np.ndarray | None
     )
 
 
-def axes_of(nodes: Iterable[Node]) -> frozenset[tuple[str, ...]]:
-    """The axes over which a Program exchanges anything, whatever the sizes: a group of ranks for each."""
-    return _axes(tuple(nodes), {})
+Axes = frozenset[tuple[str, ...]]
 
 
-def _axes(nodes: tuple[Node, ...], known: dict[int, frozenset[tuple[str, ...]]]) -> frozenset[tuple[str, ...]]:
+def axes_of(nodes: tuple[Node, ...], known: dict[int, tuple[tuple[Node, ...], Axes]] | None = None) -> Axes:
+    """The axes over which a Program exchanges anything, whatever the sizes: a group of ranks for each. `known`
+    remembers bodies, which programs share.
+    """
+    known = {} if known is None else known
     found: set[tuple[str, ...]] = set()
     for node in nodes:
         if isinstance(node, Collective):
             found.add(node.axes)
         elif isinstance(node, Repeat):
             if id(node.body) not in known:
-                known[id(node.body)] = _axes(node.body, known)
-            found |= known[id(node.body)]
+                known[id(node.body)] = node.body, axes_of(node.body, known)
+            found |= known[id(node.body)][1]
     return frozenset(found)
 
 

@@ -133,6 +133,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
     modes: dict[str, Parts] = {parts.structure.recompute: parts}
     shared = Shared(Cost(question.cluster, distinct_layout), {})
     memory_known: dict[int, Any] = {}
+    axes_known: dict[int, Any] = {}
     time_known: dict[Any, Any] = {}
     placed: dict[tuple[bytes, bytes], tuple[Staged, Cost]] = {}
     steps: dict[tuple[Any, ...], Any] = {}
@@ -153,7 +154,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         key = (*_same_actions(structure), *here)
         if key not in steps:
             step = assemble(staged, bodies.parts, structure, question.engine)
-            steps[key] = step, axes_of(step.program)
+            steps[key] = step, axes_of(step.program, axes_known)
         step, axes = steps[key]
         step = step.scheduled(structure)
         used = peak(step.program, memory_known).peak
