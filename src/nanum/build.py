@@ -123,7 +123,7 @@ class Staged:
     weights: tuple[Any, Any, Any]  # units, or buffers, of the embedding, a layer and the head
     position: Position
     layout: Layout  # of each distinct stage
-    started: dict[Any, Any] = field(default_factory=dict)  # exchanges that steps of these stages share
+    made: dict[Any, Any] = field(default_factory=dict)  # what steps of these stages do alike around their weights
 
 
 def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bodies: Bodies) -> Staged:
@@ -171,7 +171,7 @@ def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine)
     elif engine.data_parallel == "plain_or_fully_shard" and structure.zero == 0:
         data = Replicated(chain, conventions, *weights)
     else:
-        data = FullyShard(chain, conventions, structure, *weights, staged.started)
+        data = FullyShard(chain, conventions, structure, *weights, staged.made)
     return step(chain, data, structure, conventions, staged.position, staged.layout)
 
 

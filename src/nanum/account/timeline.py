@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -195,7 +195,10 @@ class TimeMap:
         return np.maximum(self.total_seconds - self.compute_seconds - self.blocking_seconds, 0.0)
 
 
-Known = dict[tuple[tuple[Node, ...], Cost], TimeMap]
+Known = dict[tuple[int, int, int], tuple[Any, TimeMap]]
+"""Results by the identities of nodes, of their cost and of the places they are taken to, all of which are kept: an
+identity is only one's own while one lives.
+"""
 
 
 def fold(nodes: Sequence[Node], cost: Cost, known: Known | None = None, bodies: Cost | None = None) -> TimeMap:
@@ -213,8 +216,13 @@ def fold(nodes: Sequence[Node], cost: Cost, known: Known | None = None, bodies: 
 
 
 def _fold(nodes: tuple[Node, ...], cost: Cost, known: Known, bodies: Cost | None) -> TimeMap:
-    if (nodes, cost) in known:
-        return known[nodes, cost]
+    key = id(nodes), id(cost), id(None)
+    if key not in known:
+        known[key] = (nodes, cost), _folded(nodes, cost, known, bodies)
+    return known[key][1]
+
+
+def _folded(nodes: tuple[Node, ...], cost: Cost, known: Known, bodies: Cost | None) -> TimeMap:
     whole = TimeMap()
     run = _Run()
     for node in nodes:
@@ -225,19 +233,26 @@ def _fold(nodes: tuple[Node, ...], cost: Cost, known: Known, bodies: Cost | None
         elif isinstance(node, Wait):
             run.wait(node)
         elif isinstance(node, Repeat) and np.max(node.count) > 0:
-            inside = cost if node.at is None else bodies or _seen_by(node, cost)
-            body = _fold(node.body, inside, known, bodies)
-            repeated = body.times(node.count) if node.at is None else _spread_times(body, node.count, node.at)
-            whole = whole.then(run.map()).then(repeated)
+            whole = whole.then(run.map()).then(_repeated(node, cost, known, bodies))
             run = _Run()
-    known[nodes, cost] = whole = whole.then(run.map())
-    return whole
+    return whole.then(run.map())
+
+
+def _repeated(node: Repeat, cost: Cost, known: Known, bodies: Cost | None) -> TimeMap:
+    """All rounds of a repeat, in the space of `cost`."""
+    if node.at is None:
+        return _fold(node.body, cost, known, bodies).times(node.count)
+    inside = bodies or _seen_by(node, cost)
+    if np.ndim(node.count):
+        return _spread_times(_fold(node.body, inside, known, bodies), node.count, node.at)
+    key = id(node.body), id(inside), id(node.at)
+    if key not in known:
+        known[key] = (node, inside), _fold(node.body, inside, known, bodies).spread(node.at)
+    return known[key][1].times(node.count)
 
 
 def _spread_times(body: TimeMap, count: Quantity, at: np.ndarray) -> TimeMap:
     """The body `count` times over, for the layouts of which `at` says the place; each pair is worked out once."""
-    if np.ndim(count) == 0:
-        return body.times(count).spread(at)
     pairs = at * (int(np.max(count)) + 1) + count
     _, one, every = np.unique(pairs, return_index=True, return_inverse=True)
     return body.spread(at[one]).times(count[one]).spread(every)

@@ -25,16 +25,23 @@ class Totals:
         return most(self.compute, self.streamed)
 
 
-Known = dict[tuple[tuple[Node, ...], Cost], Totals]
+Known = dict[tuple[int, int, int], tuple[Any, Totals]]
+"""Results by the identities of nodes, of their cost and of the places they are taken to, all of which are kept: an
+identity is only one's own while one lives.
+"""
 
 
 def totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Known) -> Totals:
     """Sums over nodes, repeats counted. `bodies` is the cost inside repeats whose body is in a space of its own;
     `known` remembers the bodies that programs of one cost share.
     """
-    key = nodes, cost
-    if key in known:
-        return known[key]
+    key = id(nodes), id(cost), id(None)
+    if key not in known:
+        known[key] = (nodes, cost), _totals(nodes, cost, bodies, known)
+    return known[key][1]
+
+
+def _totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Known) -> Totals:
     compute: Any = 0.0
     streamed: Any = 0.0
     for node in nodes:
@@ -46,8 +53,18 @@ def totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Known) -> T
             elif node.stream == DATA_STREAM:
                 streamed = streamed + cost.collective_seconds(node)
         elif isinstance(node, Repeat):
-            body = totals(node.body, cost if node.at is None else bodies, bodies, known)
-            compute = compute + node.count * take(body.compute, node.at)
-            streamed = streamed + node.count * take(body.streamed, node.at)
-    known[key] = found = Totals(compute, streamed)
-    return found
+            body = _round(node, cost, bodies, known)
+            compute = compute + node.count * body.compute
+            streamed = streamed + node.count * body.streamed
+    return Totals(compute, streamed)
+
+
+def _round(node: Repeat, cost: Cost, bodies: Cost, known: Known) -> Totals:
+    """One round of a repeat, in the space of `cost`."""
+    if node.at is None:
+        return totals(node.body, cost, bodies, known)
+    key = id(node.body), id(bodies), id(node.at)
+    if key not in known:
+        body = totals(node.body, bodies, bodies, known)
+        known[key] = (node, bodies), Totals(take(body.compute, node.at), take(body.streamed, node.at))
+    return known[key][1]

@@ -19,6 +19,8 @@ def main() -> None:
     if sys.stdout is None:
         print("nanum: stdout is closed", file=sys.stderr)
         raise SystemExit(74)
+    # Nothing here multiplies large matrices in numpy: its BLAS need not start threads that spin while they wait.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from nanum.cli.answers import NOT_WRITTEN, drop_stdout
         from nanum.cli.commands import app

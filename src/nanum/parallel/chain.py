@@ -60,6 +60,7 @@ class Chain:
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
     _next: dict[tuple[str, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
+    _held: dict[int, tuple[Any, Held, Held]] = field(default_factory=dict)  # likewise, with the size they are of
 
     def count(self, place: Place) -> Any:
         s = self.stage
@@ -95,8 +96,11 @@ class Chain:
     def _while_held(self, size: Any, nodes: list[Node]) -> list[Node]:
         if not nodes:
             return []
-        size = self.stage.take(size)
-        return [Held("activations", size, "handed on"), *nodes, Held("activations", -size)]
+        if id(size) not in self._held:
+            taken = self.stage.take(size)
+            self._held[id(size)] = size, Held("activations", taken, "handed on"), Held("activations", -taken)
+        _, held, released = self._held[id(size)]
+        return [held, *nodes, released]
 
     def forward(self, around: Around, finish: list[Node]) -> list[Node]:
         """Forward through the parts; `around(place)` gives what an engine does before and after one, `finish` what it

@@ -15,6 +15,7 @@ On a GPU, gathers are issued one unit ahead on a stream of their own, and awaite
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +39,7 @@ class FullyShard:
     embedding: Unit
     layer: Unit
     head: Unit
-    _started: dict[tuple[int, str, int], tuple[Any, ...]] = field(default_factory=dict)
+    _made: dict[Any, tuple[tuple[Any, ...], tuple[Node, ...]]] = field(default_factory=dict)
 
     @property
     def _root(self) -> bool:
@@ -71,41 +72,48 @@ class FullyShard:
         ]
 
     # --- gathering --------------------------------------------------------------------------------------------------
-    def _start(self, unit: Unit, direction: Direction, presence: Any = 1) -> list[Node]:
-        """Start a unit's gather. Alike ones are one node, so that what it costs is worked out once."""
-        if unit.gather is None:
-            return []
-        key = id(unit), direction, id(presence)
-        if key not in self._started:
-            self._started[key] = presence, unit.gather.started(direction, DATA_STREAM, "gather", presence)
-        return [self._started[key][1]]
+    def _once(self, what: str, made_of: tuple[Any, ...], make: Callable[[], Iterable[Node]]) -> tuple[Node, ...]:
+        """The nodes that `make` gives, the same ones for the same `made_of`: they are made, and costed, once. `made_of`
+        is kept with them, for an identity is only one's own while one lives.
+        """
+        key = what, *map(id, made_of)
+        if key not in self._made:
+            self._made[key] = made_of, tuple(make())
+        return self._made[key][1]
 
-    def _reductions(self, unit: Unit) -> list[Node]:
-        key = id(unit), "backward", id(unit.reduce)
-        if key not in self._started:
-            self._started[key] = unit, *(c.started("backward", DATA_STREAM, "reduce") for c in unit.reduce)
-        return list(self._started[key][1:])
+    def _start(self, unit: Unit, direction: Direction, presence: Any = 1) -> Iterable[Node]:
+        """Start a unit's gather."""
+        gather = unit.gather
+        if gather is None:
+            return ()
+        made_of = unit, direction, presence
+        return self._once("gather", made_of, lambda: [gather.started(direction, DATA_STREAM, "gather", presence)])
 
-    def _flat(self, unit: Unit, presence: Any = 1) -> list[Node]:
-        """The gather's buffers: the shard's cast while it is sent, and the flat output."""
-        cast = (
-            where(unit.gather_bytes > 0, unit.stored_elements * ITEMSIZE[self.conventions.numerics.compute_dtype], 0)
-            * self._widens
+    def _reductions(self, unit: Unit) -> Iterable[Node]:
+        return self._once(
+            "reduce", (unit,), lambda: [c.started("backward", DATA_STREAM, "reduce") for c in unit.reduce]
         )
-        cast = cast * presence
-        return [
-            Held("buffers", cast, "cast of a shard"),
-            Held("buffers", unit.gather_bytes * presence, "gathered flat buffer"),
-            Held("buffers", -cast),
-        ]
 
-    def _copy_out(self, unit: Unit, phase: Phase, released: Any) -> list[Node]:
-        return [
-            Wait(DATA_STREAM, "gather"),
-            Held("params", unit.weights_bytes, "gathered parameters"),
-            copy("copy_out", phase, unit.weights_bytes, self.conventions.numerics.compute_dtype),
-            Held("buffers", -released),
-        ]
+    def _flat(self, unit: Unit, presence: Any = 1) -> Iterable[Node]:
+        """The gather's buffers: the shard's cast while it is sent, and the flat output."""
+
+        def make() -> Iterable[Node]:
+            itemsize = ITEMSIZE[self.conventions.numerics.compute_dtype]
+            cast = where(unit.gather_bytes > 0, unit.stored_elements * itemsize, 0) * self._widens * presence
+            yield Held("buffers", cast, "cast of a shard")
+            yield Held("buffers", unit.gather_bytes * presence, "gathered flat buffer")
+            yield Held("buffers", -cast)
+
+        return self._once("flat", (unit, presence), make)
+
+    def _copy_out(self, unit: Unit, phase: Phase, released: Any) -> Iterable[Node]:
+        def make() -> Iterable[Node]:
+            yield Wait(DATA_STREAM, "gather")
+            yield Held("params", unit.weights_bytes, "gathered parameters")
+            yield copy("copy_out", phase, unit.weights_bytes, self.conventions.numerics.compute_dtype)
+            yield Held("buffers", -released)
+
+        return self._once("copy_out", (unit, phase, released), make)
 
     def _units(self, parts: list[tuple[Part, Any]], *, heads: int = 1) -> list[tuple[Unit, Any]]:
         """Units of parts, each with its presence; a root is gathered apart, and `heads` is 0 where no head is."""
@@ -204,7 +212,7 @@ class FullyShard:
             u = self._unit(place)
             if not gathers:
                 return []
-            own: list[Node] = []
+            own: Iterable[Node] = ()
             if place != "head" and not (place == "embedding" and self._root):
                 own = self._copy_out(u, "backward", u.gather_bytes)
             elif self._freed("head"):
@@ -213,7 +221,13 @@ class FullyShard:
             return [*own, *self._next(at, "backward"), *self._ahead(at)]
 
         def leave(place: Place) -> list[Node]:
-            return self._finish(self._unit(place), before[place], first=first, reduces=reduces)
+            return list(
+                self._once(
+                    "finish",
+                    (place, first, reduces),
+                    lambda: self._finish(self._unit(place), before[place], first=first, reduces=reduces),
+                )
+            )
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
             if self._root and place in ("embedding", "head"):

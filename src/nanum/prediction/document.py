@@ -10,7 +10,7 @@ from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout
 from nanum.model import Model
-from nanum.prediction.reference import parameters
+from nanum.prediction.reference import reference
 
 if TYPE_CHECKING:
     from nanum.prediction import Prediction
@@ -59,7 +59,7 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:
     """What was asked, whatever the layout."""
-    total = parameters(model)
+    total = reference(model, job.seq_len).parameters
     return {
         "engine": {"name": engine.name, "version": engine.version},
         "model": {"name": model.name, "parameters": total, "active_parameters": total},
