@@ -122,6 +122,16 @@ NODE = "1x8xh100-sxm"
         pytest.param(["predict", "gpt2", "no/such.toml"], ["no/such.toml"], id="missing cluster file"),
         pytest.param(["plan", "gpt2", NODE, "--top", "0"], ["--top 0 must be at least 1"], id="top"),
         pytest.param(
+            ["plan", "gpt2", NODE, "--top", "0", "--seq-len", "2048"],
+            ["--top 0 must be at least 1", "seq_len=2048 exceeds max_position_embeddings=1024"],
+            id="what is read and what is broken",
+        ),
+        pytest.param(
+            ["predict", "llama-3.1-8b", NODE, "--engine", "foo", "--tp", "16", "--dp-shard", "1"],
+            ["--engine foo is unknown", "tp=16 does not divide num_key_value_heads=8", "the cluster has 8 GPUs"],
+            id="unknown engine",
+        ),
+        pytest.param(
             ["plan", "nobody", "nowhere", "--seq-len", "0", "--precision", "fp8", "--engine", "all", "--top", "x"],
             ["nobody", "nowhere", "--seq-len 0", "--precision fp8", "--engine all", "--top x"],
             id="everything",
@@ -361,6 +371,14 @@ def test_the_command_that_a_plan_suggests_gives_its_first_layout(nanum: Run, tmp
     best = answer(nanum("plan", *asked, "--json"))["best"][0]
     assert answer(nanum(*words, "--json"))["layout"] == best["layout"]
     assert answer(nanum(*words, "--json"))["time"] == best["time"]
+
+
+def test_the_command_that_a_plan_suggests_says_a_file_that_looks_like_a_flag(tmp_path: Path) -> None:
+    (tmp_path / "-x.json").write_text(json.dumps(LLAMA))
+    words = [sys.executable, "-m", "nanum", "plan", "--top", "1", "--", "-x.json", NODE]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"nanum predict ./-x.json {NODE}" in " ".join(done.stdout.split())
 
 
 def test_an_interrupted_command_exits_130_without_a_traceback() -> None:

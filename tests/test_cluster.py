@@ -163,6 +163,13 @@ def test_a_chip_of_ones_own():
     assert len(refused.value.reasons) == 4
 
 
+def test_no_matmul_is_faster_than_its_chip():
+    with pytest.raises(Refused) as refused:
+        from_table(MINE | {"chip": MINE["chip"] | {"best": {"bf16": "20 PFLOPS"}}}, "desk", where="desk.toml")
+    (reason,) = refused.value.reasons
+    assert "chip.best.bf16 is more than chip.peak.bf16" in reason
+
+
 def test_every_reason_at_once(tmp_path):
     file = tmp_path / "bad.toml"
     file.write_text("""
@@ -204,7 +211,8 @@ efficiency = 80
         ('{ value = "fast", unit = "GB/s", tag = "measured", source = "s" }', "is not a number"),
         ('{ value = 1, unit = "GB/s", tag = "measured" }', "no source"),
         ('{ value = 1, unit = "GB/s", tag = "measured", source = "s", note = "n" }', "unknown key 'note'"),
-        ("true", "is not a quantity"),
+        ("true", "true is not a quantity"),
+        ("1979-05-27", "1979-05-27 is not a quantity"),
     ],
 )
 def test_a_number_that_is_none(tmp_path, bandwidth, said):

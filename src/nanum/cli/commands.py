@@ -38,6 +38,11 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _not_a_flag(word: str) -> str:
+    """A model or cluster as it can be said again: a file's name that begins with a dash would be read as a flag."""
+    return f"./{word}" if word.startswith("-") else word
+
+
 @app.callback()
 def _top(
     version: Annotated[
@@ -89,7 +94,7 @@ def plan(
     else:
         from nanum.report.terminal import print_plan
 
-        print_plan(document, stdout_console(), asked.defaults, asked=shlex.join([model, cluster]))
+        print_plan(document, stdout_console(), asked.defaults, asked=shlex.join(map(_not_a_flag, (model, cluster))))
     return GOOD if document["best"] else BAD_NEWS
 
 

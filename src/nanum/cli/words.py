@@ -112,7 +112,12 @@ def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Que
     any_engine = flags.get("engine") == ANY_ENGINE
     reader = Reader({**flags, "engine": DEFAULT_ENGINE} if any_engine else flags)
     asked = _question(model_word, cluster_word, reader)
+    counted = asked is not None and not reader.unread
     top = reader.whole("top", DEFAULT_TOP)
+    if asked is not None and counted and reader.reasons:
+        from nanum.rules import OF_JOB, broken
+
+        reader.reasons += broken(OF_JOB, asked.model, asked.job, asked.cluster, Layout())
     if asked is None or reader.reasons:
         raise Refused(reader.reasons)
     return replace(asked, engine_name=ANY_ENGINE) if any_engine else asked, top
@@ -142,9 +147,9 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     if asked is None or reader.unread:
         raise Refused(reader.reasons)
     if left is None:
-        reader.reasons += [_none_left(sizes, asked.cluster.gpus), *_broken_rules(asked, layout)]
+        reader.reasons += [_none_left(sizes, asked.cluster.gpus), *_broken_rules(asked, layout, without_world=True)]
     elif reader.reasons:
-        reader.reasons += _broken_rules(asked, layout)
+        reader.reasons += _broken_rules(asked, layout, without_world=False)
     if reader.reasons:
         raise Refused(reader.reasons)
     return Question(
@@ -160,10 +165,12 @@ def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | 
     model = _loaded(load_model, model_word, reader)
     cluster = _loaded(load_cluster, cluster_word, reader)
     engine = _loaded(load_engine, DEFAULT_ENGINE if (said := reader.word("engine")) is None else _short(said), reader)
+    if engine is None:  # its own rules are not known: the rest is read as for the default, without its rules
+        engine = replace(load_engine(DEFAULT_ENGINE), rules=())
     job = _job(reader, model)
     if not reader.said("engine"):
         reader.defaults.append(f"engine {DEFAULT_ENGINE}")
-    if model is None or cluster is None or engine is None:
+    if model is None or cluster is None:
         return None
     return Question(model, job, cluster, engine, tuple(reader.defaults), engine.name)
 
@@ -208,11 +215,11 @@ def _none_left(sizes: Mapping[str, int], gpus: int) -> str:
     return f"{ranks}, which do not divide the cluster's {gpus} GPUs: none are left for --dp-shard"
 
 
-def _broken_rules(asked: Question, layout: Layout) -> list[str]:
-    """What else is wrong with a layout whose `dp_shard` is not known."""
+def _broken_rules(asked: Question, layout: Layout, *, without_world: bool) -> list[str]:
+    """What else is wrong with a layout; `without_world` where its `dp_shard` is not known."""
     from nanum.rules import GENERAL, WORLD, broken
 
-    rules = [rule for rule in (*GENERAL, *asked.engine.rules) if rule is not WORLD]
+    rules = [rule for rule in (*GENERAL, *asked.engine.rules) if not (without_world and rule is WORLD)]
     return broken(rules, asked.model, asked.job, asked.cluster, layout)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from nanum.cluster.tables import LINK_KEYS, chip_names, link_tables, quantity, unknown_chip
+from nanum.cluster.tables import LINK_KEYS, chip_names, link_tables, quantity, said, unknown_chip
 from nanum.errors import cut_short
 from nanum.units import LARGEST, Dimension
 
@@ -71,9 +71,9 @@ def reasons(table: Mapping[str, Any]) -> list[str]:
         if chip.lower() not in chip_names():
             found.append(unknown_chip(chip))
     elif isinstance(chip, dict):
-        found += _invalid(ChipTable, chip, "chip.")
+        found += list(_invalid(ChipTable, chip, "chip.")) or _too_good(chip)
     elif chip is not None:
-        found.append(f"chip = {chip!r} is neither a chip's name nor a [chip] table")
+        found.append(f"chip = {said(chip)} is neither a chip's name nor a [chip] table")
     if found:
         return found
     if table["nodes"] * table["gpus_per_node"] > LARGEST:
@@ -83,6 +83,17 @@ def reasons(table: Mapping[str, Any]) -> list[str]:
         for tier, link in zip(("intra_node", "inter_node"), link_tables(table), strict=True)
         for key in LINK_KEYS
         if link.get(key) is None
+    ]
+
+
+def _too_good(chip: Mapping[str, Any]) -> list[str]:
+    """Of a good chip table: no matmul is faster than its peak."""
+    peaks = {dtype: quantity(raw, "flops_per_second", "").value for dtype, raw in chip["peak"].items()}
+    best = {dtype: quantity(raw, "flops_per_second", "").value for dtype, raw in chip.get("best", {}).items()}
+    return [
+        f"chip.best.{dtype} is more than chip.peak.{dtype}: {value:g} of {peaks[dtype]:g} FLOPS"
+        for dtype, value in best.items()
+        if value > peaks.get(dtype, value)
     ]
 
 
@@ -109,9 +120,9 @@ def _reason(schema: type[_Table], detail: Any, prefix: str) -> str:
     if kind == "literal_error":
         return f"{key} is none of {detail['ctx']['expected']}"
     if kind.startswith(("int", "greater", "less")):
-        return f"{key} = {cut_short(repr(given))} is not a whole number from 1 to {LARGEST:,}"
+        return f"{key} = {said(given)} is not a whole number from 1 to {LARGEST:,}"
     if kind in ("model_type", "dict_type"):
-        return f"{key} = {cut_short(repr(given))} is not a table"
+        return f"{key} = {said(given)} is not a table"
     if kind == "string_type":
-        return f"{key} = {cut_short(repr(given))} is not text"
-    return f"{key} = {cut_short(repr(given))}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        return f"{key} = {said(given)} is not text"
+    return f"{key} = {said(given)}: {detail['msg'][0].lower()}{detail['msg'][1:]}"

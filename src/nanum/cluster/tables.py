@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -61,6 +62,15 @@ def read_toml(path: Path) -> Table:
         return tomllib.load(file)
 
 
+def said(given: Any) -> str:
+    """A value as a TOML file says it, not longer than a line."""
+    if isinstance(given, bool):
+        return str(given).lower()
+    if isinstance(given, dt.date | dt.time):
+        return given.isoformat()
+    return cut_short(repr(given))
+
+
 def quantity(raw: Any, dimension: Dimension, where: str) -> Quantity:
     """A number of a file, with where it is from. Raises ValueError saying what is wrong with it."""
     if isinstance(raw, str):
@@ -68,16 +78,18 @@ def quantity(raw: Any, dimension: Dimension, where: str) -> Quantity:
     if _is_number(raw):
         return Quantity(_in_range(scaled(raw, "", dimension), dimension, str(raw)), "assumed", f"stated in {where}")
     if not isinstance(raw, dict):
-        raise ValueError(f"{raw!r} is not a quantity")
+        raise ValueError(f"{said(raw)} is not a quantity")
     wrong = [f"unknown key '{key}'" for key in raw if key not in ("value", "unit", "tag", "source")]
     if not _is_number(raw.get("value")):
-        wrong.append(f"value = {raw['value']!r} is not a number" if "value" in raw else "value is missing")
+        wrong.append(f"value = {said(raw['value'])} is not a number" if "value" in raw else "value is missing")
     if raw.get("tag") not in get_args(Tag):
-        wrong.append(f"tag = {raw.get('tag')!r} is not one of {', '.join(get_args(Tag))}" if "tag" in raw else "no tag")
+        wrong.append(
+            f"tag = {said(raw.get('tag'))} is not one of {', '.join(get_args(Tag))}" if "tag" in raw else "no tag"
+        )
     if not isinstance(raw.get("source"), str) or not raw["source"].strip():
         wrong.append("no source")
     if not isinstance(raw.get("unit", ""), str):
-        wrong.append(f"unit = {raw['unit']!r} is not text")
+        wrong.append(f"unit = {said(raw['unit'])} is not text")
     if wrong:
         raise ValueError("; ".join(wrong))
     number, unit = raw["value"], raw.get("unit", "")
