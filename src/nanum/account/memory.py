@@ -25,10 +25,8 @@ class Use(NamedTuple):
     peak: Bytes
 
 
-Known = dict[tuple[int, int], tuple[Repeat, Use]]
-"""Results by the identities of a body and of its places; a node that has them is kept, for an identity is only one's
-own while one lives.
-"""
+Known = dict[int, tuple[tuple[Node, ...], Use]]
+"""Results by the identity of a body, which is kept with them: an identity is only one's own while one lives."""
 
 
 def peak(nodes: Iterable[Node], known: Known | None = None) -> Use:
@@ -46,7 +44,12 @@ def peak(nodes: Iterable[Node], known: Known | None = None) -> Use:
         if run:
             more, top = _flat(run)
             high, net, run = most(high, net + top), net + more, []
-        more, top = _body(node, known)
+        key = id(node.body)
+        if key not in known:
+            known[key] = node.body, peak(node.body, known)
+        more, top = known[key][1]
+        if node.at is not None:
+            more, top = take(more, node.at), take(top, node.at)
         count = node.count
         if isinstance(count, int):
             if count < 1:
@@ -63,18 +66,6 @@ def peak(nodes: Iterable[Node], known: Known | None = None) -> Use:
         more, top = _flat(run)
         high, net = most(high, net + top), net + more
     return Use(net, high)
-
-
-def _body(node: Repeat, known: Known) -> Use:
-    """One round of a repeat."""
-    key = id(node.body), id(node.at)
-    if key not in known:
-        if node.at is None:
-            use = peak(node.body, known)
-        else:
-            use = Use(*(take(q, node.at) for q in _body(Repeat(1, node.body), known)))
-        known[key] = node, use
-    return known[key][1]
 
 
 def _flat(run: list[Bytes]) -> Use:

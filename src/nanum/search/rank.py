@@ -132,7 +132,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
     parts = emit_parts(question.model, question.job, distinct_layout, question.engine)
     modes: dict[str, Parts] = {parts.structure.recompute: parts}
     shared = Shared(Cost(question.cluster, distinct_layout), {})
-    memory_known: dict[tuple[int, int], Any] = {}
+    memory_known: dict[int, Any] = {}
     axes_known: dict[int, Any] = {}
     time_known: dict[tuple[int, int, int], Any] = {}
     placed: dict[tuple[bytes, bytes], tuple[Staged, Cost]] = {}
