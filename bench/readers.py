@@ -19,6 +19,7 @@ from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import load as load_model
+from nanum.once import Once
 
 STAGES = 100_000
 ALONE = 20
@@ -61,7 +62,7 @@ def read_together(entries: Layout, stage: np.ndarray, pp: np.ndarray, engine: En
     program = step.program
     peak(program)
     traffic(program)
-    bound("1f1b", m, pp, stage_bound(step, Cost(cluster, step.layout), Cost(cluster, distinct), {}))
+    bound("1f1b", m, pp, stage_bound(step, Cost(cluster, step.layout), Cost(cluster, distinct), Once()))
 
 
 def read_alone(entries: Layout, stage: np.ndarray, engine: Engine, job: Job) -> None:

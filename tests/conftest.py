@@ -1,8 +1,9 @@
-"""What several tests share: the command as a user runs it, and answers' documents written out by hand."""
+"""What several tests share: the command as a user runs it, documents by hand, and the lesson as text."""
 
 from __future__ import annotations
 
 import copy
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,11 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from rich.console import Console
+
+from nanum import lesson
+from nanum.lesson.page import Page
+from nanum.lesson.words import Words
 
 # The same examples each time: what passes here passes everywhere. No deadline: a slow machine is not a wrong answer.
 settings.register_profile("nanum", deadline=None, derandomize=True, max_examples=100)
@@ -167,3 +173,14 @@ def plan_document(prediction_document: dict[str, Any]) -> dict[str, Any]:
         "least": None,
         "explanations": ["dp_shard 16 · pp 4 beats tp 8: 1.0 s less of exposed communication"],
     }
+
+
+def nothing(done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def printed(lang: str, part: str, document: dict[str, Any], width: int = 80) -> str:
+    """What a part of the lesson prints."""
+    page = io.StringIO()
+    lesson.PRINTERS[part](document, Page(Words(lang), Console(file=page, width=width, highlight=False)))
+    return page.getvalue()

@@ -1,34 +1,25 @@
-"""The lesson: its figures to the printed digit, its measurements, its two languages, and how it ends without torch."""
+"""The lesson's measurements, its ZeRO table, its answers to beliefs, and its two languages."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import string
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import nothing, printed
 from rich.console import Console
 
 from nanum import lesson
 from nanum.errors import Refused
-from nanum.lesson import arithmetic, communication, ledger, measured, memory, misconceptions, scaling
-from nanum.lesson.arithmetic import Dimensions
-from nanum.lesson.page import Page
+from nanum.lesson import arithmetic, communication, ledger, memory, misconceptions, scaling
 from nanum.lesson.text_en import TEXT as ENGLISH
 from nanum.lesson.text_ko import TEXT as KOREAN
-from nanum.lesson.words import Words, gigabytes, tenths_of_gigabytes
+from nanum.lesson.words import Words, tenths_of_gigabytes
 
 SOURCE = Path(lesson.__file__).resolve().parents[2]
 ACTIVATION_BYTES = 4 * 2048 * 4096 * 2  # b s h in bf16
-
-
-def nothing(done: int, total: int) -> None:
-    """Progress that nobody watches."""
 
 
 @pytest.fixture(scope="module")
@@ -52,132 +43,6 @@ def part_c() -> dict[str, Any]:
 def whole(part_a: dict[str, Any], part_b: dict[str, Any], part_c: dict[str, Any]) -> dict[str, Any]:
     parts = {"A": part_a, "B": part_b, "C": part_c}
     return {**parts, "misconceptions": misconceptions.part_m(parts)}
-
-
-def printed(lang: str, part: str, document: dict[str, Any], width: int = 80) -> str:
-    page = io.StringIO()
-    lesson.PRINTERS[part](document, Page(Words(lang), Console(file=page, width=width, highlight=False)))
-    return page.getvalue()
-
-
-# Part A
-
-
-def test_the_arithmetic_by_the_lessons_convention(part_a: dict[str, Any]) -> None:
-    figures = {way: part_a[way]["bytes"] for way in communication.WAYS}
-    assert figures == {"data_parallel": 28 * 10**9, "tensor_parallel": 4_294_967_296, "pipeline": 67_108_864}
-    assert all(type(count) is int for count in figures.values())
-    assert [gigabytes(count) for count in figures.values()] == ["28.0", "4.29", "0.067"]
-    assert [part_a[way]["messages"] for way in figures] == [1, 64, 1]
-
-
-def test_the_real_model_beside_the_nominal_one(part_a: dict[str, Any]) -> None:
-    assert part_a["parameters"] == {"nominal": 7 * 10**9, "model": "llama-2-7b", "real": 6_738_415_616}
-    assert part_a["real_data_parallel_bytes"] == 4 * 6_738_415_616
-
-
-def test_what_each_way_is_proportional_to(part_a: dict[str, Any]) -> None:
-    kinds = {
-        way: {dimension: grown["kind"] for dimension, grown in part_a[way]["growth"].items()}
-        for way in communication.WAYS
-    }
-    named = ("hidden_size", "micro_batch_size", "num_hidden_layers")
-    assert kinds == {
-        "data_parallel": dict(zip(named, ("square", "independent", "proportional"), strict=True)),
-        "tensor_parallel": dict(zip(named, ("proportional", "proportional", "proportional"), strict=True)),
-        "pipeline": dict(zip(named, ("proportional", "proportional", "independent"), strict=True)),
-    }
-    # V h embeddings twice, 4 h^2 + 3 h f + 2 h a layer, and a last norm of h, with h and f twice as large
-    larger = 2 * 32_000 * 8192 + 32 * (4 * 8192**2 + 3 * 8192 * 22_016 + 2 * 8192) + 8192
-    assert part_a["data_parallel"]["growth"]["hidden_size"]["ratio"] == larger / 6_738_415_616
-
-
-@pytest.mark.parametrize(
-    ("ratio", "kind"), [(1.0, "independent"), (1.5, "between"), (2.0, "proportional"), (4.0, "square")]
-)
-def test_growth_is_named_by_its_exponent(ratio: float, kind: str) -> None:
-    assert arithmetic.Growth("layers", ratio).kind == kind
-
-
-def test_what_one_rank_really_sends(part_a: dict[str, Any]) -> None:
-    """Against closed forms: an all-reduce passes on 2 (n - 1) / n of its payload, and a layer has 2 each way."""
-    sent = {way: part_a[way]["sent"][0] for way in communication.WAYS}
-    assert {row["group_size"] for row in sent.values()} == {8}
-    grads_bytes = 4 * 6_738_415_616  # Megatron reduces fp32 gradients
-    data = sent["data_parallel"]
-    assert data["wire_bytes"] == pytest.approx(2 * 7 / 8 * grads_bytes, rel=1e-3)
-    assert data["wire_bytes_by_phase"].get("forward", 0) == pytest.approx(0, abs=1e6)
-    layers_bytes = 2 * 32 * (2 * 7 / 8 * ACTIVATION_BYTES)
-    tensor = sent["tensor_parallel"]["wire_bytes_by_phase"]
-    assert layers_bytes <= tensor["forward"] < 1.05 * layers_bytes  # and the embedding's and the loss's own
-    assert layers_bytes <= tensor["backward"] < 1.05 * layers_bytes
-    assert sent["tensor_parallel"]["calls"] >= 4 * 32
-    assert sent["pipeline"]["wire_bytes_by_phase"] == {"forward": ACTIVATION_BYTES, "backward": ACTIVATION_BYTES}
-    assert sent["pipeline"]["calls"] == 2
-
-
-def test_the_loose_counting_is_led_to_what_is_sent(part_a: dict[str, Any]) -> None:
-    found = part_a["reconciled"]
-    data = part_a["data_parallel"]["sent"][0]
-    assert found["grad_bytes_per_parameter"] == 4  # fp32
-    assert found["ring_factor"] == pytest.approx(2 * 7 / 8, rel=1e-6)
-    assert data["wire_bytes"] == pytest.approx(2 * 7 / 8 * 4 * 6_738_415_616, rel=1e-6)
-    layers_bytes = 2 * 7 / 8 * 4_294_967_296
-    assert found["tensor_layers_bytes"] == pytest.approx(layers_bytes, rel=1e-6)
-    # the embedding's output by the same ring, and three numbers a token (of fp32) at most for the loss
-    ends_bytes = 2 * 7 / 8 * ACTIVATION_BYTES
-    assert ends_bytes < found["tensor_ends_bytes"] <= ends_bytes + 2 * 7 / 8 * 3 * 4 * 4 * 2048
-    assert "28.0 and 4.29 GB" in (text := " ".join(printed("en", "A", part_a).split()))
-    assert "= 1.75 times that: 47.2 GB" in text
-    assert "as much again: 15.3 GB" in text
-
-
-def test_a_borrowed_efficiency_is_not_called_measured(part_a: dict[str, Any]) -> None:
-    assert part_a["links"]["in_node"]["efficiency"]["tag"] == "assumed"
-    text = " ".join(printed("en", "A", part_a).split())
-    assert "80% of it among 8 GPUs, assumed, borrowed from h200-sxm" in text
-    measured_link = part_a["links"]["in_node"] | {"efficiency": {"value": 0.8, "tag": "measured", "source": "nccl"}}
-    text = printed("en", "A", part_a | {"links": part_a["links"] | {"in_node": measured_link}}, width=1000)
-    assert "80% of it among 8 GPUs, measured)" in text
-    assert "네트워크(한 방향 50.0 GB/s, 가정한 값" in printed("ko", "A", part_a, width=1000)
-
-
-def test_messages_cost_more_between_nodes(part_a: dict[str, Any]) -> None:
-    for way in communication.WAYS:
-        in_node, between = part_a[way]["sent"]
-        assert in_node["wire_bytes"] == between["wire_bytes"]
-        assert in_node["link"] != between["link"]
-        assert between["seconds"] > in_node["seconds"] > 0
-
-
-def test_one_step_of_the_same_sequences(part_a: dict[str, Any]) -> None:
-    same = part_a["same_step"]
-    assert same["sequences"] == 32
-    for way, micro_batches in (("data_parallel", 1), ("tensor_parallel", 8), ("pipeline", 8)):
-        once = part_a[way]["sent"][0]["wire_bytes"]
-        assert same["ways"][way]["in_node"]["wire_bytes"] == pytest.approx(micro_batches * once, rel=0.01)
-    steps = {way: places["between_nodes"]["step_seconds"] for way, places in same["ways"].items()}
-    assert steps[same["fastest"]["between_nodes"]] == min(steps.values())
-
-
-def test_the_bubble_is_that_of_equal_stages(part_a: dict[str, Any]) -> None:
-    fractions = {row["num_microbatches"]: row["fraction"] for row in part_a["bubble"]}
-    assert fractions == pytest.approx({m: (8 - 1) / (m + 8 - 1) for m in fractions})
-    assert min(fractions) == 1
-    assert max(fractions) == 64
-
-
-def test_the_dear_exchange_on_the_dear_link_is_slower(part_a: dict[str, Any]) -> None:
-    placed = {place["placement"]: place for place in part_a["overlaid"]["placements"]}
-    steps = {name: place["time"]["step_seconds"] for name, place in placed.items()}
-    assert steps["tp_in_node"] < min(steps["tp_over_two_nodes"], steps["tp_over_four_nodes"])
-    wire = {name: [sent["wire_bytes"] for sent in place["sent"].values()] for name, place in placed.items()}
-    assert wire["tp_in_node"] == wire["tp_over_two_nodes"] == wire["tp_over_four_nodes"]
-
-
-def test_a_hidden_size_that_the_model_cannot_be_resized_to() -> None:
-    with pytest.raises(ValueError, match="hidden_size 5000 is not a multiple"):
-        ledger.resized(Dimensions(hidden_size=5000))
 
 
 # Part B
@@ -445,81 +310,3 @@ def test_json_is_one_document_and_finite(whole: dict[str, Any]) -> None:
     )
     assert [row["sharded"] for row in document["C"]["zero"]] == list(arithmetic.SHARDED)
     assert set(document["C"]["zero"][0]["bytes_per_gpu"]) == {"1", "4", "8", "32"}
-
-
-@pytest.mark.parametrize("part", ["D", "E"])
-def test_later_parts_are_refused(part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Refused, match=f"part {part} of the lesson belongs to a later release"):
-        lesson.run(("A", part))
-    assert capsys.readouterr().out == ""
-    with pytest.raises(Refused, match="A, B, C"):
-        lesson.document((part,))
-
-
-def test_every_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Refused) as refused:
-        lesson.run(("X", "D", "Y"), lang="fr")
-    asked = ("lang=fr is not", "X is not", "part D", "Y is not")
-    assert len(refused.value.reasons) == len(asked)
-    assert all(reason.startswith(start) for reason, start in zip(refused.value.reasons, asked, strict=True))
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(Refused) as refused:
-        lesson.document(("D", "B"))
-    assert ["torch" in reason for reason in refused.value.reasons] == [False, True]
-
-
-def test_what_is_refused_is_said_as_by_every_command() -> None:
-    command = [sys.executable, "-m", "nanum", "lesson", "D", "x\n", "--lang", "fr"]
-    done = subprocess.run(command, capture_output=True, text=True, env=measured._environment())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 3
-    assert all(line.startswith("nanum: ") for line in done.stderr.splitlines())
-
-
-def test_parts_in_any_order_and_case_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lesson.run(("a", "A")) == 0
-    assert capsys.readouterr().out.count("A. What is exchanged") == 1
-
-
-def test_without_torch_the_arithmetic_is_printed_and_the_rest_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(Refused) as refused:
-        lesson.run(())
-    assert "28.0 GB" in capsys.readouterr().out
-    assert ["pip install 'nanum[torch]'" in reason for reason in refused.value.reasons] == [True, True]
-    with pytest.raises(Refused, match="설치되어 있지 않다"):
-        lesson.run(("B",), "ko", json=True)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_torch_that_does_not_import_is_told_by_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')", encoding="utf-8")
-    monkeypatch.setattr(measured, "torch_is_missing", lambda: False)
-    monkeypatch.setattr(
-        measured, "_environment", lambda: {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"}
-    )
-    with pytest.raises(Refused, match=r"nanum\[torch\].*libtorch is broken"):
-        measured.bench(["memory"], nothing)
-
-
-def test_a_device_that_is_not_there_is_refused() -> None:
-    torch = pytest.importorskip("torch")
-    absent = "mps" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(Refused, match=f"device={absent} is not available"):
-        measured.bench(["memory", "--device", absent], nothing)
-
-
-def test_a_measurement_that_fails_is_no_refusal() -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(RuntimeError, match="--seconds"):
-        measured.bench(["amdahl", "--seconds", "soon"], nothing)
-
-
-def test_the_measurement_speaks_json_and_reports_progress() -> None:
-    pytest.importorskip("torch")
-    command = [sys.executable, "-m", "nanum.live.bench", "amdahl", "--quick", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=measured._environment())
-    assert json.loads(done.stdout)["repeats"] == 3
-    assert done.stderr.splitlines()[-1] == "progress 3 3"

@@ -21,6 +21,7 @@ from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
+from nanum.once import Once
 from nanum.parallel.pipeline import Step
 from nanum.prediction import parameters, predict
 from nanum.search.candidates import candidates
@@ -146,13 +147,13 @@ def test_many_layouts_are_each_of_them(case: Case) -> None:
     step, layout = together(case)
     peaks, rows, operations = peak(step.program).peak, traffic(step.program), flops(step.program)
     _, distinct = body_space(layout)
-    bounds = stage_bound(step, Cost(CLUSTER, step.layout), Cost(CLUSTER, distinct), {})
+    bounds = stage_bound(step, Cost(CLUSTER, step.layout), Cost(CLUSTER, distinct), Once())
     for i, one in enumerate(case.steps()):
         assert at(peaks, i) == peak(one.program).peak == moment(one.program).bytes
         assert_rows_equal(rows, i, traffic(one.program))
         assert at(operations, i) == flops(one.program)
         cost = Cost(CLUSTER, case.layouts[i])
-        own = stage_bound(one, cost, cost, {})
+        own = stage_bound(one, cost, cost, Once())
         for name, times in own.rounds.items():
             assert at(bounds.rounds[name], i) == times
             if times:

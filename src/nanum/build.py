@@ -23,12 +23,14 @@ from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import AXES, Layout, Recompute, Structure
 from nanum.model import Model
+from nanum.once import Once
 from nanum.parallel.chain import Chain, Stage
 from nanum.parallel.flat_buffers import Buffer, FlatBuffers, buffer
 from nanum.parallel.fully_shard import FullyShard
 from nanum.parallel.pipeline import DataParallel, Position, Step, step
 from nanum.parallel.replicated import Replicated
 from nanum.parallel.units import Unit, unit
+from nanum.program import Node
 from nanum.sharding import BATCH_AXES, Shapes, Tensor
 
 BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "micro_batch_size")
@@ -123,7 +125,7 @@ class Staged:
     weights: tuple[Any, Any, Any]  # units, or buffers, of the embedding, a layer and the head
     position: Position
     layout: Layout  # of each distinct stage
-    made: dict[Any, Any] = field(default_factory=dict)  # what steps of these stages do alike around their weights
+    made: Once[tuple[Node, ...]] = field(default_factory=Once)  # what their steps do alike around their weights
 
 
 def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bodies: Bodies) -> Staged:

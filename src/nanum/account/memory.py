@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nanum.arrays import most, take
+from nanum.once import Once
 from nanum.program import Collective, Held, Mark, Node, Repeat, Wait
 
 Bytes = Any  # int, or int64 array over layouts
@@ -25,13 +27,9 @@ class Use(NamedTuple):
     peak: Bytes
 
 
-Known = dict[int, tuple[tuple[Node, ...], Use]]
-"""Results by the identity of a body, which is kept with them: an identity is only one's own while one lives."""
-
-
-def peak(nodes: Iterable[Node], known: Known | None = None) -> Use:
+def peak(nodes: Iterable[Node], known: Once[Use] | None = None) -> Use:
     """What nodes hold, for one layout or for many. `known` remembers bodies, which programs share."""
-    known = {} if known is None else known
+    known = Once() if known is None else known
     net: Bytes = 0
     high: Bytes = 0
     run: list[Bytes] = []
@@ -44,10 +42,7 @@ def peak(nodes: Iterable[Node], known: Known | None = None) -> Use:
         if run:
             more, top = _flat(run)
             high, net, run = most(high, net + top), net + more, []
-        key = id(node.body)
-        if key not in known:
-            known[key] = node.body, peak(node.body, known)
-        more, top = known[key][1]
+        more, top = known((node.body,), partial(peak, node.body, known))
         if node.at is not None:
             more, top = take(more, node.at), take(top, node.at)
         count = node.count
@@ -108,20 +103,20 @@ class _Detail:
 
 def moment(nodes: Iterable[Node]) -> Moment:
     """The peak of one layout, with its categories and its name. Raises TypeError where quantities are arrays."""
-    found = _detail(tuple(nodes), {})
+    found = _detail(tuple(nodes), Once())
     return Moment(sum(found.peak.values()), found.peak, found.name)
 
 
 def held_after(nodes: Iterable[Node]) -> dict[str, int]:
     """Bytes by category that one layout's nodes leave behind."""
-    return _detail(tuple(nodes), {}).net
+    return _detail(tuple(nodes), Once()).net
 
 
 def _plus(a: dict[str, int], b: dict[str, int], times: int = 1) -> dict[str, int]:
     return {c: a.get(c, 0) + times * b.get(c, 0) for c in {**a, **b}}
 
 
-def _detail(nodes: tuple[Node, ...], known: dict[int, _Detail]) -> _Detail:
+def _detail(nodes: tuple[Node, ...], known: Once[_Detail]) -> _Detail:
     net: dict[str, int] = {}
     best: dict[str, int] = {}
     high = 0
@@ -135,10 +130,7 @@ def _detail(nodes: tuple[Node, ...], known: dict[int, _Detail]) -> _Detail:
         elif isinstance(node, Repeat):
             if node.count <= 0:
                 continue
-            key = id(node.body)
-            if key not in known:
-                known[key] = _detail(node.body, known)
-            body = known[key]
+            body = known((node.body,), partial(_detail, node.body, known))
             grows = sum(body.net.values()) > 0
             here = _plus(_plus(net, body.net, node.count - 1) if grows else net, body.peak)
             if (now := sum(here.values())) > high:

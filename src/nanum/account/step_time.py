@@ -12,9 +12,9 @@ import numpy as np
 
 from nanum.account.cost import Cost
 from nanum.account.timeline import COMPUTE, TimeMap, fold
-from nanum.account.timeline import Known as KnownMaps
-from nanum.account.totals import Known, totals
+from nanum.account.totals import Totals, totals
 from nanum.arrays import take
+from nanum.once import Once
 from nanum.program import Collective, Node, Quantity
 from nanum.schedule import KINDS, finish_times, lower_bound
 
@@ -65,12 +65,12 @@ class StageTime:
         return StageTime(*several, *map(pick, rest))
 
 
-def stage_time(step: Step, cost: Cost, known: KnownMaps | None = None, bodies: Cost | None = None) -> StageTime:
+def stage_time(step: Step, cost: Cost, known: Once[TimeMap] | None = None, bodies: Cost | None = None) -> StageTime:
     """Fold each distinct action once. An action ends when its compute does; what it sends travels beside the next.
 
     `cost` is of the step's distinct stages (`step.layout`); `known` remembers the bodies that steps of one cost share.
     """
-    known = {} if known is None else known
+    known = Once() if known is None else known
     rounds = step.rounds
     maps = {name: fold(step.actions[name], cost, known, bodies) for name in rounds}
     ends = {name: end_of_compute(m) for name, m in maps.items()}
@@ -170,7 +170,7 @@ class Bound:
     send_seconds: Quantity
 
 
-def stage_bound(step: Step, cost: Cost, bodies: Cost, known: Known) -> Bound:
+def stage_bound(step: Step, cost: Cost, bodies: Cost, known: Once[Totals]) -> Bound:
     """As `stage_time`, by sums alone. `bodies` is the cost in the space of the bodies."""
     rounds = step.rounds
     seconds = {name: totals(step.actions[name], cost, bodies, known).bound for name in rounds}

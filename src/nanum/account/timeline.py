@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from nanum.account.cost import Cost
 from nanum.account.traffic import Key
+from nanum.once import Once
 from nanum.program import Collective, Compute, Node, Quantity, Repeat, Wait
 
 Clock = tuple[str, ...]  # (), the compute; (stream,); (stream, ticket)
@@ -195,13 +197,7 @@ class TimeMap:
         return np.maximum(self.total_seconds - self.compute_seconds - self.blocking_seconds, 0.0)
 
 
-Known = dict[tuple[int, int, int], tuple[Any, TimeMap]]
-"""Results by the identities of nodes, of their cost and of the places they are taken to, all of which are kept: an
-identity is only one's own while one lives.
-"""
-
-
-def fold(nodes: Sequence[Node], cost: Cost, known: Known | None = None, bodies: Cost | None = None) -> TimeMap:
+def fold(nodes: Sequence[Node], cost: Cost, known: Once[TimeMap] | None = None, bodies: Cost | None = None) -> TimeMap:
     """What the nodes do to the clocks.
 
     `known` remembers bodies, which programs of one cost share. `bodies` is the cost inside repeats whose body is in a
@@ -212,17 +208,14 @@ def fold(nodes: Sequence[Node], cost: Cost, known: Known | None = None, bodies: 
     Raises:
         ValueError: an exchange or a kernel cannot be costed (`Cost`).
     """
-    return _fold(tuple(nodes), cost, {} if known is None else known, bodies)
+    return _fold(tuple(nodes), cost, Once() if known is None else known, bodies)
 
 
-def _fold(nodes: tuple[Node, ...], cost: Cost, known: Known, bodies: Cost | None) -> TimeMap:
-    key = id(nodes), id(cost), id(None)
-    if key not in known:
-        known[key] = (nodes, cost), _folded(nodes, cost, known, bodies)
-    return known[key][1]
+def _fold(nodes: tuple[Node, ...], cost: Cost, known: Once[TimeMap], bodies: Cost | None) -> TimeMap:
+    return known((nodes, cost), partial(_folded, nodes, cost, known, bodies))
 
 
-def _folded(nodes: tuple[Node, ...], cost: Cost, known: Known, bodies: Cost | None) -> TimeMap:
+def _folded(nodes: tuple[Node, ...], cost: Cost, known: Once[TimeMap], bodies: Cost | None) -> TimeMap:
     whole = TimeMap()
     run = _Run()
     for node in nodes:
@@ -238,17 +231,14 @@ def _folded(nodes: tuple[Node, ...], cost: Cost, known: Known, bodies: Cost | No
     return whole.then(run.map())
 
 
-def _repeated(node: Repeat, cost: Cost, known: Known, bodies: Cost | None) -> TimeMap:
+def _repeated(node: Repeat, cost: Cost, known: Once[TimeMap], bodies: Cost | None) -> TimeMap:
     """All rounds of a repeat, in the space of `cost`."""
     if node.at is None:
         return _fold(node.body, cost, known, bodies).times(node.count)
-    inside = bodies or _seen_by(node, cost)
+    body = _fold(node.body, bodies or _seen_by(node, cost), known, bodies)
     if np.ndim(node.count):
-        return _spread_times(_fold(node.body, inside, known, bodies), node.count, node.at)
-    key = id(node.body), id(inside), id(node.at)
-    if key not in known:
-        known[key] = (node, inside), _fold(node.body, inside, known, bodies).spread(node.at)
-    return known[key][1].times(node.count)
+        return _spread_times(body, node.count, node.at)
+    return known((body, node.at), partial(body.spread, node.at)).times(node.count)
 
 
 def _spread_times(body: TimeMap, count: Quantity, at: np.ndarray) -> TimeMap:

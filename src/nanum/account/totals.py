@@ -8,10 +8,12 @@ awaits has done all of its own: the larger of the two is a bound below its exact
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nanum.account.cost import Cost
 from nanum.arrays import most, take
+from nanum.once import Once
 from nanum.program import DATA_STREAM, Collective, Compute, Node, Repeat
 
 
@@ -25,23 +27,14 @@ class Totals:
         return most(self.compute, self.streamed)
 
 
-Known = dict[tuple[int, int, int], tuple[Any, Totals]]
-"""Results by the identities of nodes, of their cost and of the places they are taken to, all of which are kept: an
-identity is only one's own while one lives.
-"""
-
-
-def totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Known) -> Totals:
+def totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Once[Totals]) -> Totals:
     """Sums over nodes, repeats counted. `bodies` is the cost inside repeats whose body is in a space of its own;
     `known` remembers the bodies that programs of one cost share.
     """
-    key = id(nodes), id(cost), id(None)
-    if key not in known:
-        known[key] = (nodes, cost), _totals(nodes, cost, bodies, known)
-    return known[key][1]
+    return known((nodes, cost), partial(_totals, nodes, cost, bodies, known))
 
 
-def _totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Known) -> Totals:
+def _totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Once[Totals]) -> Totals:
     compute: Any = 0.0
     streamed: Any = 0.0
     for node in nodes:
@@ -59,12 +52,9 @@ def _totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Known) -> 
     return Totals(compute, streamed)
 
 
-def _round(node: Repeat, cost: Cost, bodies: Cost, known: Known) -> Totals:
+def _round(node: Repeat, cost: Cost, bodies: Cost, known: Once[Totals]) -> Totals:
     """One round of a repeat, in the space of `cost`."""
     if node.at is None:
         return totals(node.body, cost, bodies, known)
-    key = id(node.body), id(bodies), id(node.at)
-    if key not in known:
-        body = totals(node.body, bodies, bodies, known)
-        known[key] = (node, bodies), Totals(take(body.compute, node.at), take(body.streamed, node.at))
-    return known[key][1]
+    body = totals(node.body, bodies, bodies, known)
+    return known((body, node.at), lambda: Totals(take(body.compute, node.at), take(body.streamed, node.at)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nanum.arrays import take
+from nanum.once import Once
 from nanum.program import Collective, Compute, Node, Repeat
 
 
@@ -35,20 +37,18 @@ Rows = dict[Key, list[Any]]
 def traffic(nodes: Iterable[Node]) -> dict[Key, Total]:
     """Rows by key, of one layout or of many (rows that no layout has are left out)."""
     nodes = tuple(nodes)
-    rows = _rows(nodes, {})
+    rows = _rows(nodes, Once())
     return {k: Total(*v) for k, v in rows.items() if np.any(np.asarray(v[1]) > 0)}
 
 
-def _rows(nodes: Iterable[Node], known: dict[int, Rows]) -> Rows:
+def _rows(nodes: Iterable[Node], known: Once[Rows]) -> Rows:
     rows: Rows = {}
     for node in nodes:
         if isinstance(node, Collective):
             key = Key(node.axes, node.kind, node.phase, node.what, node.dtype)
             _add(rows, key, [node.group_size, node.calls, node.payload_bytes, node.wire_bytes], 1, None)
         elif isinstance(node, Repeat):
-            if id(node.body) not in known:
-                known[id(node.body)] = _rows(node.body, known)
-            for key, row in known[id(node.body)].items():
+            for key, row in known((node.body,), partial(_rows, node.body, known)).items():
                 _add(rows, key, row, node.count, node.at)
     return rows
 
@@ -66,35 +66,32 @@ def _add(rows: Rows, key: Key, row: list[Any], times: Any, at: np.ndarray | None
 Axes = frozenset[tuple[str, ...]]
 
 
-def axes_of(nodes: tuple[Node, ...], known: dict[int, tuple[tuple[Node, ...], Axes]] | None = None) -> Axes:
+def axes_of(nodes: tuple[Node, ...], known: Once[Axes] | None = None) -> Axes:
     """The axes over which a Program exchanges anything, whatever the sizes: a group of ranks for each. `known`
     remembers bodies, which programs share.
     """
-    known = {} if known is None else known
+    known = Once() if known is None else known
     found: set[tuple[str, ...]] = set()
     for node in nodes:
         if isinstance(node, Collective):
             found.add(node.axes)
         elif isinstance(node, Repeat):
-            if id(node.body) not in known:
-                known[id(node.body)] = node.body, axes_of(node.body, known)
-            found |= known[id(node.body)][1]
+            found |= known((node.body,), partial(axes_of, node.body, known))
     return frozenset(found)
 
 
 def flops(nodes: Iterable[Node], *, recompute: bool = True) -> Any:
     """FLOPs of matmuls and attention, those of recompute counted or not."""
-    return _flops(tuple(nodes), recompute, {})
+    return _flops(tuple(nodes), recompute, Once())
 
 
-def _flops(nodes: Iterable[Node], recompute: bool, known: dict[int, Any]) -> Any:
+def _flops(nodes: Iterable[Node], recompute: bool, known: Once[Any]) -> Any:
     total: Any = 0.0
     for node in nodes:
         if isinstance(node, Compute):
             if recompute or node.phase != "recompute":
                 total = total + node.flops
         elif isinstance(node, Repeat):
-            if id(node.body) not in known:
-                known[id(node.body)] = _flops(node.body, recompute, known)
-            total = total + node.count * take(known[id(node.body)], node.at)
+            body = known((node.body,), partial(_flops, node.body, recompute, known))
+            total = total + node.count * take(body, node.at)
     return total

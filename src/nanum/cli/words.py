@@ -112,9 +112,9 @@ def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Que
     any_engine = flags.get("engine") == ANY_ENGINE
     reader = Reader({**flags, "engine": DEFAULT_ENGINE} if any_engine else flags)
     asked = _question(model_word, cluster_word, reader)
-    counted = asked is not None and not reader.unread
+    readable = not reader.unread  # of what is asked: how many layouts to show is not of it
     top = reader.whole("top", DEFAULT_TOP)
-    if asked is not None and counted and reader.reasons:
+    if asked is not None and readable and reader.reasons:
         from nanum.rules import OF_JOB, broken
 
         reader.reasons += broken(OF_JOB, asked.model, asked.job, asked.cluster, Layout())

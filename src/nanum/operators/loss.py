@@ -4,6 +4,8 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
 
@@ -30,17 +32,12 @@ def _eager(t: Tape, logits: Tensor) -> None:
     t.frame(wide)
 
     def transpose() -> None:
-        t.emit("ones_like", (), (seed,))
         d = k("log_softmax_backward", (k("nll_backward", (logp, weight), logp), logp), logp)
         if t.half:
             d = k("to_half", (d,), logits, t.dtype)
         t.add_grad(logits, d)
-        t.mark("pre_backward")
 
-    t.seed = (seed,)
-    if t.conventions.step_keeps_logits:  # the caller's frame holds the loss too
-        t.kept = (*t.kept, loss)
-    t.then(logits, transpose)
+    _end(t, logits, loss, seed, transpose)
 
 
 def _fused(t: Tape, logits: Tensor) -> None:
@@ -49,14 +46,9 @@ def _fused(t: Tape, logits: Tensor) -> None:
     t.emit("nll", (logits,), (loss, weight))
 
     def transpose() -> None:
-        t.emit("ones_like", (), (seed,))
         t.add_grad(logits, t.kernel("dlogits", (logits, weight), logits))
-        t.mark("pre_backward")
 
-    t.seed = (seed,)
-    if t.conventions.step_keeps_logits:  # the caller's frame holds the loss too
-        t.kept = (*t.kept, loss)
-    t.then(logits, transpose)
+    _end(t, logits, loss, seed, transpose)
 
 
 def _vocab_parallel(t: Tape, logits: Tensor) -> None:
@@ -81,16 +73,25 @@ def _vocab_parallel(t: Tape, logits: Tensor) -> None:
     t.frame(wide)
 
     def transpose() -> None:
-        t.emit("ones_like", (), (seed,))
         d = t.kernel("log_softmax_backward", (softmax,), softmax) if t.conventions.dtensor else softmax
         if d is softmax:
             t.emit("softmax_backward_in_place", (softmax,), ())
         if t.half:
             d = t.kernel("to_half", (d,), logits, t.dtype)
         t.add_grad(logits, d)
+
+    _end(t, logits, loss, seed, transpose)
+
+
+def _end(t: Tape, logits: Tensor, loss: Tensor, seed: Tensor, transpose: Callable[[], None]) -> None:
+    """What every loss leaves, and where its gradient comes from."""
+
+    def backward() -> None:
+        t.emit("ones_like", (), (seed,))
+        transpose()
         t.mark("pre_backward")
 
     t.seed = (seed,)
     if t.conventions.step_keeps_logits:  # the caller's frame holds the loss too
         t.kept = (*t.kept, loss)
-    t.then(logits, transpose)
+    t.then(logits, backward)

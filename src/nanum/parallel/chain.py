@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from nanum.arrays import most, take
 from nanum.blocks.body import Body
+from nanum.once import Once
 from nanum.program import Compute, Held, Node, Phase, Repeat
 
 Place = Literal["embedding", "first", "middle", "last", "head"]
@@ -60,7 +62,7 @@ class Chain:
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
     _next: dict[tuple[str, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
-    _held: dict[int, tuple[Any, Held, Held]] = field(default_factory=dict)  # likewise, with the size they are of
+    _held: Once[tuple[Held, Held]] = field(default_factory=Once)  # by the size that is held
 
     def count(self, place: Place) -> Any:
         s = self.stage
@@ -96,11 +98,12 @@ class Chain:
     def _while_held(self, size: Any, nodes: list[Node]) -> list[Node]:
         if not nodes:
             return []
-        if id(size) not in self._held:
-            taken = self.stage.take(size)
-            self._held[id(size)] = size, Held("activations", taken, "handed on"), Held("activations", -taken)
-        _, held, released = self._held[id(size)]
+        held, released = self._held((size,), partial(self._holds, size))
         return [held, *nodes, released]
+
+    def _holds(self, size: Any) -> tuple[Held, Held]:
+        taken = self.stage.take(size)
+        return Held("activations", taken, "handed on"), Held("activations", -taken)
 
     def forward(self, around: Around, finish: list[Node]) -> list[Node]:
         """Forward through the parts; `around(place)` gives what an engine does before and after one, `finish` what it

@@ -22,6 +22,7 @@ from typing import Any
 from nanum.arrays import where
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
+from nanum.once import Once
 from nanum.parallel.chain import Chain, Direction, Part, Place, copy
 from nanum.parallel.units import Unit
 from nanum.program import DATA_STREAM, Compute, Held, Node, Phase, Wait
@@ -39,7 +40,7 @@ class FullyShard:
     embedding: Unit
     layer: Unit
     head: Unit
-    _made: dict[Any, tuple[tuple[Any, ...], tuple[Node, ...]]] = field(default_factory=dict)
+    _made: Once[tuple[Node, ...]] = field(default_factory=Once)
 
     @property
     def _root(self) -> bool:
@@ -72,27 +73,20 @@ class FullyShard:
         ]
 
     # --- gathering --------------------------------------------------------------------------------------------------
-    def _once(self, what: str, made_of: tuple[Any, ...], make: Callable[[], Iterable[Node]]) -> tuple[Node, ...]:
-        """The nodes that `make` gives, the same ones for the same `made_of`: they are made, and costed, once. `made_of`
-        is kept with them, for an identity is only one's own while one lives.
-        """
-        key = what, *map(id, made_of)
-        if key not in self._made:
-            self._made[key] = made_of, tuple(make())
-        return self._made[key][1]
+    def _once(self, made_of: tuple[Any, ...], make: Callable[[], Iterable[Node]]) -> tuple[Node, ...]:
+        """The nodes that `make` gives, the same ones for the same `made_of`: they are made, and costed, once."""
+        return self._made(made_of, lambda: tuple(make()))
 
     def _start(self, unit: Unit, direction: Direction, presence: Any = 1) -> Iterable[Node]:
         """Start a unit's gather."""
         gather = unit.gather
         if gather is None:
             return ()
-        made_of = unit, direction, presence
-        return self._once("gather", made_of, lambda: [gather.started(direction, DATA_STREAM, "gather", presence)])
+        made_of = "gather", unit, direction, presence
+        return self._once(made_of, lambda: [gather.started(direction, DATA_STREAM, "gather", presence)])
 
     def _reductions(self, unit: Unit) -> Iterable[Node]:
-        return self._once(
-            "reduce", (unit,), lambda: [c.started("backward", DATA_STREAM, "reduce") for c in unit.reduce]
-        )
+        return self._once(("reduce", unit), lambda: [c.started("backward", DATA_STREAM, "reduce") for c in unit.reduce])
 
     def _flat(self, unit: Unit, presence: Any = 1) -> Iterable[Node]:
         """The gather's buffers: the shard's cast while it is sent, and the flat output."""
@@ -104,7 +98,7 @@ class FullyShard:
             yield Held("buffers", unit.gather_bytes * presence, "gathered flat buffer")
             yield Held("buffers", -cast)
 
-        return self._once("flat", (unit, presence), make)
+        return self._once(("flat", unit, presence), make)
 
     def _copy_out(self, unit: Unit, phase: Phase, released: Any) -> Iterable[Node]:
         def make() -> Iterable[Node]:
@@ -113,7 +107,7 @@ class FullyShard:
             yield copy("copy_out", phase, unit.weights_bytes, self.conventions.numerics.compute_dtype)
             yield Held("buffers", -released)
 
-        return self._once("copy_out", (unit, phase, released), make)
+        return self._once(("copy_out", unit, phase, released), make)
 
     def _units(self, parts: list[tuple[Part, Any]], *, heads: int = 1) -> list[tuple[Unit, Any]]:
         """Units of parts, each with its presence; a root is gathered apart, and `heads` is 0 where no head is."""
@@ -223,8 +217,7 @@ class FullyShard:
         def leave(place: Place) -> list[Node]:
             return list(
                 self._once(
-                    "finish",
-                    (place, first, reduces),
+                    ("finish", place, first, reduces),
                     lambda: self._finish(self._unit(place), before[place], first=first, reduces=reduces),
                 )
             )

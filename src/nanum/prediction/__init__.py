@@ -15,7 +15,7 @@ from nanum.account.cost import Cost
 from nanum.account.device import ASSUMED, context_bytes, reserved_bytes
 from nanum.account.memory import Moment, moment
 from nanum.account.step_time import Cut, StageTime, cut, stage_time
-from nanum.account.timeline import busy, exposed
+from nanum.account.timeline import TimeMap, busy, exposed
 from nanum.account.traffic import Key, Total, axes_of, flops, traffic
 from nanum.build import build, emit_bodies
 from nanum.cluster import Cluster
@@ -24,6 +24,7 @@ from nanum.errors import Refused
 from nanum.job import Job
 from nanum.layout import Layout
 from nanum.model import Model
+from nanum.once import Once
 from nanum.parallel.pipeline import Step
 from nanum.prediction.reference import parameters, reference
 from nanum.rules import GENERAL, broken
@@ -149,7 +150,7 @@ class Prediction:
     # --- time ---------------------------------------------------------------------------------------------------------
     @cached_property
     def stage_times(self) -> tuple[StageTime, ...]:
-        known: dict[Any, Any] = {}
+        known: Once[TimeMap] = Once()
         alike: dict[Any, Step] = {}  # stages that hold the same do the same
         times = []
         for i, step in enumerate(self.steps):

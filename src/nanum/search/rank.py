@@ -15,15 +15,18 @@ import numpy as np
 
 from nanum.account.cost import Cost
 from nanum.account.device import context_bytes, reserved_bytes
-from nanum.account.memory import peak
+from nanum.account.memory import Use, peak
 from nanum.account.step_time import bound, cut, stage_bound, stage_time
-from nanum.account.traffic import axes_of
+from nanum.account.timeline import TimeMap
+from nanum.account.totals import Totals
+from nanum.account.traffic import Axes, axes_of
 from nanum.build import BODY_FIELDS, Bodies, Parts, Staged, assemble, body_space, build, emit_parts, place_stages
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
+from nanum.once import Once
 from nanum.search.candidates import Group
 
 Progress = Callable[[int, int], None]
@@ -55,7 +58,7 @@ class Shared:
     """What structures with the same bodies share: their cost, and what has been folded of them."""
 
     cost: Cost
-    maps: dict[Any, Any]
+    maps: Once[TimeMap]
 
 
 @dataclass(frozen=True)
@@ -131,10 +134,8 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
     assert at is not None
     parts = emit_parts(question.model, question.job, distinct_layout, question.engine)
     modes: dict[str, Parts] = {parts.structure.recompute: parts}
-    shared = Shared(Cost(question.cluster, distinct_layout), {})
-    memory_known: dict[int, Any] = {}
-    axes_known: dict[int, Any] = {}
-    time_known: dict[tuple[int, int, int], Any] = {}
+    shared = Shared(Cost(question.cluster, distinct_layout), Once())
+    memory_known, axes_known, time_known = Once[Use](), Once[Axes](), Once[Totals]()
     placed: dict[tuple[bytes, bytes], tuple[Staged, Cost]] = {}
     steps: dict[tuple[Any, ...], Any] = {}
     start = 0
