@@ -12,6 +12,8 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 Schedule = Literal["gpipe", "1f1b"]
 Recompute = Literal["none", "selective", "full"]
 TensorParallel = Literal["none", "tensor", "sequence"]
+ContextParallel = Literal["none", "ring", "allgather", "ulysses"]
+GradSync = Literal["each", "last"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,9 @@ class Structure:
     recompute: Recompute = "none"
     schedule: Schedule = "1f1b"
     pipelined: bool = False  # pp > 1
+    virtual_stages: int = 1  # chunks of one pipeline rank
+    cp_kind: ContextParallel = "none"  # none where cp = 1
+    grad_sync: GradSync = "each"  # gradients are reduced over data ranks in each micro-batch, or in the last alone
     attention: Literal["flash", "eager"] = "flash"
     compile: bool = False
 
