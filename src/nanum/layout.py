@@ -26,11 +26,11 @@ class Structure:
     recompute: Recompute = "none"
     schedule: Schedule = "1f1b"
     pipelined: bool = False  # pp > 1
+    attention: Literal["flash", "eager"] = "flash"
+    compile: bool = False
     virtual_stages: int = 1  # chunks of one pipeline rank
     cp_kind: ContextParallel = "none"  # none where cp = 1
     grad_sync: GradSync = "each"  # gradients are reduced over data ranks in each micro-batch, or in the last alone
-    attention: Literal["flash", "eager"] = "flash"
-    compile: bool = False
 
 
 @dataclass(frozen=True)
