@@ -1,0 +1,154 @@
+"""The decoder that is run for real: what `nanum.blocks` states, as PyTorch modules with eager kernels.
+
+A pipeline stage is the same module with fewer layers, and with or without its two ends. Parameters are named as the
+whole model names them and seeded by that name, so that every division of one model starts from the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nanum.model import Attention, Mlp, Model
+
+Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""q [B, heads, S, head_dim], k and v [B, kv_heads, S, head_dim] -> [B, heads, S, head_dim], causal."""
+
+
+def local_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, hidden_size: int, a: Attention) -> None:
+        super().__init__()
+        self.head_dim = a.head_dim
+        queries, keys = a.num_attention_heads * a.head_dim, a.num_key_value_heads * a.head_dim
+        self.wq = nn.Linear(hidden_size, queries, bias=a.qkv_bias)
+        self.wk = nn.Linear(hidden_size, keys, bias=a.qkv_bias)
+        self.wv = nn.Linear(hidden_size, keys, bias=a.qkv_bias)
+        self.wo = nn.Linear(queries, hidden_size, bias=a.output_bias)
+        self.core: Core = local_attention
+
+    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        q, k, v = self._heads(self.wq(x)), self._heads(self.wk(x)), self._heads(self.wv(x))
+        if rotary is not None:
+            core = self.core(rotate(q, *rotary), rotate(k, *rotary), v)
+        else:
+            core = self.core(q, k, v)
+        out: torch.Tensor = self.wo(core.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions by halves (RoFormer, arXiv 2104.09864)."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+class FeedForward(nn.Module):
+    def __init__(self, hidden_size: int, m: Mlp) -> None:
+        super().__init__()
+        if m.gated:
+            self.gate = nn.Linear(hidden_size, m.intermediate_size, bias=m.bias)
+        self.up = nn.Linear(hidden_size, m.intermediate_size, bias=m.bias)
+        self.down = nn.Linear(m.intermediate_size, hidden_size, bias=m.bias)
+        self.gated = m.gated
+        self.activation = {"silu": F.silu, "gelu": F.gelu}[m.activation]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.activation(self.gate(x)) * self.up(x) if self.gated else self.activation(self.up(x))
+        out: torch.Tensor = self.down(inner)
+        return out
+
+
+def new_norm(m: Model) -> nn.Module:
+    return nn.RMSNorm(m.hidden_size) if m.norm == "rms_norm" else nn.LayerNorm(m.hidden_size)
+
+
+class Layer(nn.Module):
+    def __init__(self, m: Model) -> None:
+        super().__init__()
+        self.norm1, self.attention = new_norm(m), SelfAttention(m.hidden_size, m.attention)
+        self.norm2, self.mlp = new_norm(m), FeedForward(m.hidden_size, m.mlp)
+
+    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x), rotary)
+        return x + self.mlp(self.norm2(x))
+
+
+class Decoder(nn.Module):
+    """Layers `layers` of a model, with its embedding where `embeds` and its last norm and head where `heads`.
+
+    `positions` are those of the tokens that this rank sees: rows of the learned table (int64), or fp32 angles' places.
+    """
+
+    places: torch.Tensor | None
+    cos: torch.Tensor | None
+    sin: torch.Tensor | None
+
+    def __init__(self, m: Model, layers: Sequence[int], *, embeds: bool, heads: bool, positions: torch.Tensor) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(m.vocab_size, m.hidden_size) if embeds else None
+        learned = m.position == "learned" and embeds
+        self.positions = nn.Embedding(m.max_position_embeddings, m.hidden_size) if learned else None
+        self.layers = nn.ModuleDict({str(i): Layer(m) for i in layers})
+        self.norm = new_norm(m) if heads else None
+        self.head = nn.Linear(m.hidden_size, m.vocab_size, bias=False) if heads else None
+        turns = rotary_tables(m.attention.head_dim, positions) if m.position == "rotary" else (None, None)
+        self.register_buffer("places", positions if learned else None, persistent=False)
+        for name, table in zip(("cos", "sin"), turns, strict=True):
+            self.register_buffer(name, table, persistent=False)
+        self.tied = m.tie_word_embeddings and embeds and heads
+        self.tie()
+
+    def tie(self) -> None:
+        """One table for embedding and head, where both are here and the model shares it."""
+        if self.tied and self.head is not None and self.embedding is not None:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Token ids [B, S], or the stage before's activations [B, S, D], to logits [B, S, V] or activations."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+            if self.positions is not None:
+                x = x + self.positions(self.places.expand(len(x), -1))
+        rotary = None if self.cos is None or self.sin is None else (self.cos, self.sin)
+        for layer in self.layers.values():
+            x = layer(x, rotary)
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
+
+
+def rotary_tables(head_dim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [S, head_dim] of every position, in fp32."""
+    frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.outer(positions.float(), frequencies)
+    both = torch.cat((angles, angles), -1)
+    return both.cos(), both.sin()
+
+
+@torch.no_grad()
+def seed_weights(model: nn.Module, seed: int) -> None:
+    """The same numbers for a parameter of one name, whatever else the module holds: small, so that training is calm."""
+    for name, parameter in named_parameters(model):
+        generator = torch.Generator().manual_seed((zlib.crc32(name.encode()) + seed) % 2**31)
+        if parameter.dim() > 1:
+            scale = 1.0 / math.sqrt(parameter.shape[-1])
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+        elif name.endswith("bias"):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Each parameter once, by the name it has in the whole model, whatever it is wrapped in."""
+    for name, parameter in model.named_parameters():
+        parts = (part for part in name.split(".") if part not in ("module", "_checkpoint_wrapped_module"))
+        yield ".".join(parts), parameter

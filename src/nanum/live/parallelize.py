@@ -1,0 +1,154 @@
+"""A decoder divided by PyTorch's own engines. `parallelize` is the order of it, and all of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from nanum.live.counting import Ledger
+from nanum.live.decoder import Decoder
+from nanum.live.question import Question
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ZERO_AXES = ("dp_shard", "cp")
+
+
+def parallelize(model: Decoder, asked: Question, mesh: DeviceMesh | None, ledger: Ledger) -> nn.Module:
+    """From the inside out: split weights and sequences, attention over the context, recompute, then data parallel."""
+    layout, structure = asked.layout, asked.layout.structure
+    model = model.to(stored_dtype(asked))
+    for name, table in model.named_buffers():
+        if table.is_floating_point():  # rotary tables are in the dtype of what they turn
+            setattr(model, name, table.to(DTYPES[asked.job.precision]))
+    if layout.tp > 1 and mesh is not None:
+        tensor_parallel(model, mesh["tp"], sequence=structure.tensor == "sequence")
+    if layout.cp > 1 and mesh is not None:
+        context_parallel(model, mesh["cp"], structure.cp_kind)
+    if structure.recompute != "none":
+        checkpoint_layers(model, ledger, selective=structure.recompute == "selective")
+    if structure.zero == 3 and mesh is not None:
+        return shard_fully(model, asked, mesh)
+    axis = "dp_shard" if structure.zero == 1 else "dp_replicate"
+    if mesh is not None and axis in asked.mesh:
+        return replicate(model, asked, mesh[axis])
+    return model
+
+
+def stored_dtype(asked: Question) -> torch.dtype:
+    """FSDP2 keeps fp32 and computes in less; a plain module is in one dtype."""
+    return torch.float32 if asked.layout.structure.zero == 3 else DTYPES[asked.job.precision]
+
+
+def tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence: bool) -> None:
+    """Columns, then rows, of attention and feed-forward; norms between them over split sequences, or whole."""
+    stream = Shard(1) if sequence else Replicate()
+    ends: dict[str, ParallelStyle] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
+        "head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
+    }
+    columns = ("attention.wq", "attention.wk", "attention.wv", "mlp.gate", "mlp.up")
+    inside: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
+    inside |= {name: RowwiseParallel(output_layouts=stream) for name in ("attention.wo", "mlp.down")}
+    whole = Replicate()
+    inside["attention"] = PrepareModuleInput(input_layouts=(stream, None), desired_input_layouts=(whole, None))
+    inside["mlp"] = PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(whole,))
+    if sequence:
+        ends["norm"] = SequenceParallel()
+        ends["positions"] = SequenceParallel(use_local_output=True)
+        inside |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+    parallelize_module(model, mesh, {name: how for name, how in ends.items() if getattr(model, name) is not None})
+    for layer in model.layers.values():
+        parallelize_module(layer, mesh, {name: how for name, how in inside.items() if _has(layer, name)})
+    model.tie()  # parallelize_module gives each its own
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    return name in dict(module.named_modules())
+
+
+def context_parallel(model: Decoder, mesh: DeviceMesh, kind: str) -> None:
+    from nanum.live.context import context_attention
+
+    for layer in model.layers.values():
+        layer.attention.core = context_attention(kind, mesh.get_group())  # type: ignore[union-attr,assignment]
+
+
+def checkpoint_layers(model: Decoder, ledger: Ledger, *, selective: bool) -> None:
+    """Each layer is run again in backward. Selective keeps matmuls, attention and reductions, and runs the rest."""
+    aten, functional = torch.ops.aten, torch.ops._c10d_functional
+    keep = {
+        aten.mm.default,
+        aten.addmm.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention.default,
+        functional.reduce_scatter_tensor.default,
+        functional.all_reduce.default,
+    }
+
+    def policy(_: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operation in keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    @contextlib.contextmanager
+    def again(context: Any) -> Iterator[None]:
+        with ledger.during("recompute"), context:
+            yield
+
+    def contexts() -> tuple[Any, Any]:
+        if not selective:
+            return contextlib.nullcontext(), again(contextlib.nullcontext())
+        first, second = create_selective_checkpoint_contexts(policy)
+        return first, again(second)
+
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(layer, context_fn=contexts, preserve_rng_state=False)
+
+
+def shard_fully(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:
+    """FSDP2: a unit for each layer, and a root of the rest, which is resharded like them."""
+    compute = DTYPES[asked.job.precision]
+    mixed = compute is not torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32) if mixed else MixedPrecisionPolicy()
+    how = {
+        "mesh": data_mesh(asked, mesh),
+        "mp_policy": policy,
+        "reshard_after_forward": asked.layout.structure.reshard,
+    }
+    for layer in model.layers.values():
+        fully_shard(layer, **how)
+    return fully_shard(model, **how)
+
+
+def data_mesh(asked: Question, mesh: DeviceMesh) -> DeviceMesh:
+    """Shards over dp_shard and cp, as one axis; copies over dp_replicate before it (HSDP)."""
+    shard = tuple(axis for axis in asked.layout.rank_order if axis in ZERO_AXES and axis in asked.mesh)
+    if len(shard) > 1:
+        mesh[shard]._flatten("_".join(shard))
+    outer = ("dp_replicate",) if "dp_replicate" in asked.mesh else ()
+    return mesh[(*outer, "_".join(shard))]
+
+
+def replicate(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:
+    """DDP, whose reducer fills buckets as gradients become ready."""
+    if asked.layout.tp > 1:  # DDP refuses DTensors as they are
+        from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+
+        _pre_dp_module_transform(model)
+    cap = {} if asked.bucket_cap_mb is None else {"bucket_cap_mb": asked.bucket_cap_mb}
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group(), **cap)

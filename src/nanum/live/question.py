@@ -1,0 +1,59 @@
+"""What a run is asked, as JSON brings it: the nouns, and how long to train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import Attention, Mlp, Model
+
+
+@dataclass(frozen=True)
+class Question:
+    """`steps` of training; `bucket_cap_mb` is DDP's, in MiB (None: PyTorch's own)."""
+
+    model: Model
+    job: Job
+    layout: Layout
+    stage_layers: tuple[int, ...]  # how many each pipeline stage has, as the engine lays them out
+    steps: int = 4
+    bucket_cap_mb: float | None = None
+    seed: int = 0
+    checks: bool = True  # else steps are only timed: nothing is counted, and no reference is run
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Axes of more than one rank, outermost first."""
+        return {axis: size for axis, size in self.layout.sizes.items() if size > 1}
+
+    @property
+    def num_microbatches(self) -> int:
+        return int(self.job.num_microbatches(self.layout.micro_batch_size, self.layout.data_ranks))
+
+    def layers(self, stage: int) -> range:
+        """The layers of a pipeline stage."""
+        start = sum(self.stage_layers[:stage])
+        return range(start, start + self.stage_layers[stage])
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """A rank's place on every axis of the mesh, those of size 1 among them."""
+        place, stride = {}, prod(self.layout.sizes.values())
+        for axis, size in self.layout.sizes.items():
+            stride //= size
+            place[axis] = rank // stride % size
+        return place
+
+
+def read(document: Mapping[str, Any]) -> Question:
+    model = dict(document["model"])
+    model["attention"], model["mlp"] = Attention(**model["attention"]), Mlp(**model["mlp"])
+    layout = dict(document["layout"])
+    layout["structure"] = Structure(**layout["structure"])
+    layout["rank_order"] = tuple(layout["rank_order"])
+    others = {key: document[key] for key in ("steps", "bucket_cap_mb", "seed", "checks") if key in document}
+    layers = tuple(document["stage_layers"])
+    return Question(Model(**model), Job(**document["job"]), Layout(**layout), layers, **others)

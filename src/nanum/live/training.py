@@ -1,0 +1,219 @@
+"""Training steps of one rank, as PyTorch does them: micro-batches in turn, or a pipeline's schedule."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+
+from nanum.live.counting import Ledger
+from nanum.live.decoder import Decoder, seed_weights
+from nanum.live.parallelize import parallelize
+from nanum.live.question import Question
+
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "looped-bfs": "LoopedBFS",
+    "zb-h1": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+V_SHAPED = ("zbv", "dualpipev")
+LEARNING_RATE = 1e-3
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """In fp32, the mean over this rank's tokens."""
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+def batch(asked: Question) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and targets [global_batch_size, seq_len] of every step: the same on every rank, by the seed."""
+    generator = torch.Generator().manual_seed(asked.seed + 1)
+    size = asked.job.global_batch_size, asked.job.seq_len
+    ids, targets = (torch.randint(0, asked.model.vocab_size, size, generator=generator) for _ in range(2))
+    return ids, targets
+
+
+def share(asked: Question, place: dict[str, int], whole: torch.Tensor) -> torch.Tensor:
+    """This rank's sequences, and of each the block that is its own under context parallelism."""
+    index = place["dp_replicate"] * asked.layout.dp_shard + place["dp_shard"]
+    rows = asked.job.global_batch_size // asked.layout.data_ranks
+    columns = asked.job.seq_len // asked.layout.cp
+    mine = whole[index * rows : (index + 1) * rows, place["cp"] * columns : (place["cp"] + 1) * columns]
+    return mine.contiguous()
+
+
+def stage_indices(asked: Question, pp_rank: int) -> list[int]:
+    """The pipeline stages of a rank: every pp-th, or of a V the one going down and the one coming up."""
+    pp, v = asked.layout.pp, asked.layout.structure.virtual_stages
+    if asked.layout.structure.schedule in V_SHAPED and asked.layout.structure.pipelined:
+        return [pp_rank, 2 * pp - 1 - pp_rank]
+    return [pp_rank + i * pp for i in range(v if asked.layout.structure.pipelined else 1)]
+
+
+class Recorded(PipelineStage):
+    """A stage that writes down what it does, and tells which way a tensor is sent."""
+
+    def __init__(self, ledger: Ledger, did: list[str], *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._ledger, self._did = ledger, did
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
+        self._did.append(f"{self.stage_index}F{fwd_chunk_id}")
+        with self._ledger.during("forward"):
+            return super().forward_one_chunk(fwd_chunk_id, *arguments, **named)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, full_backward: bool = True, **named: Any) -> Any:
+        self._did.append(f"{self.stage_index}{'B' if full_backward else 'I'}{bwd_chunk_id}")
+        with self._ledger.during("backward"):
+            return super().backward_one_chunk(bwd_chunk_id, *arguments, full_backward=full_backward, **named)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
+        self._did.append(f"{self.stage_index}W{bwd_chunk_id}")
+        with self._ledger.during("backward"):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *arguments, **named)
+
+    def get_fwd_send_ops(self, *arguments: Any) -> Any:
+        return self._towards("forward", super().get_fwd_send_ops(*arguments))
+
+    def get_bwd_send_ops(self, *arguments: Any) -> Any:
+        return self._towards("backward", super().get_bwd_send_ops(*arguments))
+
+    def _towards(self, phase: str, operations: Any) -> Any:
+        for operation in operations:
+            self._ledger.directions[operation.tensor.data_ptr()] = phase
+        return operations
+
+
+@dataclass
+class Trainer:
+    """What one rank trains. `parts` are its pipeline stages: (index, divided module)."""
+
+    asked: Question
+    ledger: Ledger
+    parts: list[tuple[int, nn.Module]]
+    optimizer: torch.optim.Optimizer
+    ids: torch.Tensor
+    targets: torch.Tensor
+    schedule: Any = None
+    did: list[str] = field(default_factory=list)
+    after_forward: Callable[[], None] = lambda: None  # called once a step, after the first micro-batch's forward
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """Each once, though two stages may share one."""
+        found = {id(p): p for _, part in self.parts for p in part.parameters()}
+        return list(found.values())
+
+    def backward_all(self) -> list[float]:
+        """Forward and backward of every micro-batch: the losses that this rank sees (a last stage's, else none)."""
+        return self._pipelined() if self.schedule is not None else self._in_turn()
+
+    def optimize(self) -> None:
+        with self.ledger.during("optimizer"):
+            self.optimizer.step()
+
+    def forget_gradients(self) -> None:
+        self.optimizer.zero_grad()
+        for p in self.params:  # a ZeroRedundancyOptimizer forgets only its own
+            p.grad = None
+
+    def _in_turn(self) -> list[float]:
+        (_, model), losses = self.parts[0], []
+        m, size = self.asked.num_microbatches, self.asked.layout.micro_batch_size
+        logits = loss = None
+        for i in range(m):
+            ids, targets = (t[i * size : (i + 1) * size] for t in (self.ids, self.targets))
+            with self._synchronising(model, i == m - 1):
+                with self.ledger.during("forward"):
+                    logits = model(ids)
+                    loss = cross_entropy(logits, targets)
+                if i == 0:
+                    self.after_forward()
+                with self.ledger.during("backward"):
+                    (loss if m == 1 else loss / m).backward()
+            losses.append(loss.detach())
+        return [float(value) for value in losses]
+
+    @contextlib.contextmanager
+    def _synchronising(self, model: nn.Module, last: bool) -> Iterator[None]:
+        """Gradients are reduced in this micro-batch, unless only the last one's are to be."""
+        if self.asked.layout.structure.grad_sync == "each":
+            yield
+        elif isinstance(model, nn.parallel.DistributedDataParallel):
+            with contextlib.nullcontext() if last else model.no_sync():
+                yield
+        else:
+            if hasattr(model, "set_requires_gradient_sync"):
+                model.set_requires_gradient_sync(last)
+            yield
+
+    def _pipelined(self) -> list[float]:
+        indices = [index for index, _ in self.parts]
+        last = self.asked.layout.pp * len(self.parts) - 1
+        losses: list[torch.Tensor] = []
+        self.did.clear()
+        inputs = (self.ids,) if 0 in indices else ()
+        ends = {"target": self.targets, "losses": losses} if last in indices else {}
+        self.schedule.step(*inputs, **ends, return_outputs=False)
+        return [float(loss) for loss in losses]
+
+
+def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, ledger: Ledger) -> Trainer:
+    """The rank at `place` of the mesh, ready for its first step."""
+    layout, structure = asked.layout, asked.layout.structure
+    indices = stage_indices(asked, place["pp"])
+    stages = layout.pp * len(indices)
+    parts = []
+    for index in indices:
+        model = Decoder(
+            asked.model,
+            asked.layers(index),
+            embeds=index == 0,
+            heads=index == stages - 1,
+            positions=positions(asked, place),
+        )
+        seed_weights(model, asked.seed)
+        parts.append((index, parallelize(model, asked, mesh, ledger)))
+    ids, targets = (share(asked, place, whole) for whole in batch(asked))
+    did: list[str] = []
+    schedule = None
+    if structure.pipelined and mesh is not None:
+        group, device = mesh["pp"].get_group(), torch.device("cpu")
+        held = [Recorded(ledger, did, part, index, stages, device, group=group) for index, part in parts]
+        kind = get_schedule_class(SCHEDULES[structure.schedule])
+        given: Any = held[0] if issubclass(kind, PipelineScheduleSingle) else held
+        schedule = kind(given, asked.num_microbatches, loss_fn=cross_entropy)
+    made = Trainer(asked, ledger, parts, new_optimizer(asked, parts, mesh), ids, targets, schedule, did)
+    return made
+
+
+def new_optimizer(asked: Question, parts: list[tuple[int, nn.Module]], mesh: DeviceMesh | None) -> Any:
+    params = list({id(p): p for _, part in parts for p in part.parameters()}.values())
+    kind: Any = torch.optim.AdamW if asked.job.optimizer == "adamw" else torch.optim.SGD
+    how: dict[str, Any] = {"lr": LEARNING_RATE} | ({} if asked.job.optimizer == "adamw" else {"momentum": 0.9})
+    if asked.layout.structure.zero == 1 and mesh is not None and "dp_shard" in asked.mesh:
+        return ZeroRedundancyOptimizer(params, kind, process_group=mesh["dp_shard"].get_group(), **how)
+    return kind(params, **how)
+
+
+def positions(asked: Question, place: dict[str, int]) -> torch.Tensor:
+    """Places in the sequence of the tokens that this rank's attention sees, or whose learned rows it looks up."""
+    layout = asked.layout
+    per = asked.job.seq_len // layout.cp
+    mine = torch.arange(place["cp"] * per, (place["cp"] + 1) * per)
+    if asked.model.position == "learned" and layout.structure.tensor == "sequence":
+        mine = mine.chunk(layout.tp)[place["tp"]]
+    return mine
