@@ -6,6 +6,7 @@ whole buffer of a gather or a scatter, the input of everything else.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,15 +18,19 @@ import torch.distributed as dist
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "int64"}
 BACKEND = "counted"
+SETTLING_SECONDS = 0.001  # the thread has only to reach its next line
 
 
 @dataclass
 class Ledger:
-    """Counts while `counting`. `phase` says what the rank is at; `directions` that of a tensor to send, by address."""
+    """Counts while `counting`. While `settling`, an exchange has ended, and the thread that did it has let go of its
+    tensors, before the caller goes on: else that thread may be the last to hold them, and the profiler does not see what
+    another thread frees. `phase` says what the rank is at; `directions` that of a tensor to send, by address."""
 
     mesh: Mapping[str, int]
     tell: Callable[[str], None] = lambda text: None
     counting: bool = False
+    settling: bool = False
     phase: str = "setup"
     directions: dict[int, str] = field(default_factory=dict)
     rows: dict[tuple[str, str, str, str, int], list[int]] = field(default_factory=dict)
@@ -164,75 +169,81 @@ class Counted(dist.ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return 0
 
+    def _done(self, work: Any) -> Any:
+        if self._ledger.settling and work is not None:
+            work.wait()
+            time.sleep(SETTLING_SECONDS)
+        return work
+
     # --- what it does -----------------------------------------------------------------------------------------------
     def _count(self, kind: str, tensors: Any, whole: Any = None) -> None:
         self._ledger.add(self._ranks, kind, tensors, whole)
 
     def allreduce(self, tensors: Any, *options: Any) -> Any:
         self._count("all_reduce", tensors)
-        return self._inner.allreduce(tensors, *_given(options))
+        return self._done(self._inner.allreduce(tensors, *_given(options)))
 
     def allreduce_coalesced(self, tensors: Any, *options: Any) -> Any:
         self._count("all_reduce", tensors)
-        return self._inner.allreduce_coalesced(tensors, *_given(options))
+        return self._done(self._inner.allreduce_coalesced(tensors, *_given(options)))
 
     def broadcast(self, tensors: Any, *options: Any) -> Any:
         self._count("broadcast", tensors)
-        return self._inner.broadcast(tensors, *_given(options))
+        return self._done(self._inner.broadcast(tensors, *_given(options)))
 
     def allgather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
         self._count("all_gather", inputs, outputs)
-        return self._inner.allgather(outputs, inputs, *_given(options))
+        return self._done(self._inner.allgather(outputs, inputs, *_given(options)))
 
     def all_gather_single(self, output: Any, input: Any, *options: Any) -> Any:
         self._count("all_gather", input, output)
-        return self._inner.all_gather_single(output, input, *_given(options))
+        return self._done(self._inner.all_gather_single(output, input, *_given(options)))
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, *options: Any) -> Any:
         self._count("all_gather", inputs, outputs)
-        return self._inner.all_gather_single_coalesced(outputs, inputs, *_given(options))
+        return self._done(self._inner.all_gather_single_coalesced(outputs, inputs, *_given(options)))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(self, outputs: Any, inputs: Any, *options: Any) -> Any:
         self._count("reduce_scatter", inputs)
-        return self._inner.reduce_scatter(outputs, inputs, *_given(options))
+        return self._done(self._inner.reduce_scatter(outputs, inputs, *_given(options)))
 
     def reduce_scatter_single(self, output: Any, input: Any, *options: Any) -> Any:
         self._count("reduce_scatter", input)
-        return self._inner.reduce_scatter_single(output, input, *_given(options))
+        return self._done(self._inner.reduce_scatter_single(output, input, *_given(options)))
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, *options: Any) -> Any:
         self._count("reduce_scatter", inputs)
-        return self._inner.reduce_scatter_single_coalesced(outputs, inputs, *_given(options))
+        return self._done(self._inner.reduce_scatter_single_coalesced(outputs, inputs, *_given(options)))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def all_to_all_single(self, output: Any, input: Any, out_sizes: Any, in_sizes: Any, *options: Any) -> Any:
         self._count("all_to_all", input)
-        return self._inner.all_to_all_single(output, input, out_sizes, in_sizes, *_given(options))
+        return self._done(self._inner.all_to_all_single(output, input, out_sizes, in_sizes, *_given(options)))
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Any, inputs: Any, *options: Any) -> Any:
         self._count("all_to_all", inputs)
-        return self._inner.alltoall(outputs, inputs, *_given(options))
+        return self._done(self._inner.alltoall(outputs, inputs, *_given(options)))
 
     def reduce(self, tensors: Any, *options: Any) -> Any:
         self._count("reduce", tensors)
-        return self._inner.reduce(tensors, *_given(options))
+        return self._done(self._inner.reduce(tensors, *_given(options)))
 
     def gather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
         self._count("gather", inputs)
-        return self._inner.gather(outputs, inputs, *_given(options))
+        return self._done(self._inner.gather(outputs, inputs, *_given(options)))
 
     def scatter(self, outputs: Any, inputs: Any, *options: Any) -> Any:
         self._count("scatter", inputs)
-        return self._inner.scatter(outputs, inputs, *_given(options))
+        return self._done(self._inner.scatter(outputs, inputs, *_given(options)))
 
     def send(self, tensors: Any, to: int, tag: int) -> Any:
         self._count("send", tensors)

@@ -52,7 +52,7 @@ def share(asked: Question, place: dict[str, int], whole: torch.Tensor) -> torch.
     rows = asked.job.global_batch_size // asked.layout.data_ranks
     columns = asked.job.seq_len // asked.layout.cp
     mine = whole[index * rows : (index + 1) * rows, place["cp"] * columns : (place["cp"] + 1) * columns]
-    return mine.contiguous()
+    return mine.clone()  # a view would hold the whole
 
 
 def stage_indices(asked: Question, pp_rank: int) -> list[int]:
@@ -109,6 +109,7 @@ class Trainer:
     targets: torch.Tensor
     schedule: Any = None
     did: list[str] = field(default_factory=list)
+    kept: tuple[Any, ...] = ()  # the last logits and loss, as the frame of a training loop holds them
     after_forward: Callable[[], None] = lambda: None  # called once a step, after the first micro-batch's forward
 
     @property
@@ -127,6 +128,7 @@ class Trainer:
 
     def forget_gradients(self) -> None:
         self.optimizer.zero_grad()
+        self.kept = ()
         for p in self.params:  # a ZeroRedundancyOptimizer forgets only its own
             p.grad = None
 
@@ -145,6 +147,7 @@ class Trainer:
                 with self.ledger.during("backward"):
                     (loss if m == 1 else loss / m).backward()
             losses.append(loss.detach())
+        self.kept = logits, loss
         return [float(value) for value in losses]
 
     @contextlib.contextmanager

@@ -56,6 +56,7 @@ class Rank:
             alone.gradients.clear()  # the first rank of each stage compares
         gc.collect()
         answer: dict[str, Any] = {"rank": self.rank, "place": place, "reference_loss": alone.loss}
+        self.ledger.settling = True
         with allocations() as held:
             made = trainer(asked, place, mesh, self.ledger)
             gc.collect()
@@ -144,6 +145,7 @@ def memory_of(held: Allocations) -> dict[str, Any]:
         "peak": peaks[worst],
         "peak_during": held.peak_during[worst],
         "peaks": peaks,
+        "held_at_peak": held.held_at_peak[worst],
     }
 
 
@@ -159,7 +161,15 @@ def run_rank(asked: Question, rank: int, pulse: Callable[[str], None], rendezvou
 
 
 def main() -> None:
-    asked = read(json.load(sys.stdin))
+    given = json.load(sys.stdin)
+    answers = []
+    for i, question in enumerate(given["questions"]):
+        print(f"progress {i} {len(given['questions'])}", file=sys.stderr, flush=True)
+        answers.append({"torch": torch.__version__, "backend": "gloo", "ranks": run(read(question))})
+    json.dump(answers, sys.stdout)
+
+
+def run(asked: Question) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
 
         def entry(rank: int) -> None:
@@ -167,8 +177,7 @@ def main() -> None:
             Path(folder, str(rank)).write_text(json.dumps(answer))
 
         torch.multiprocessing.start_processes(entry, (), nprocs=asked.layout.world, start_method="fork")
-        answers = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(asked.layout.world)]
-    json.dump({"torch": torch.__version__, "backend": "gloo", "ranks": answers}, sys.stdout)
+        return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(asked.layout.world)]
 
 
 if __name__ == "__main__":
