@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import nothing
 
-from nanum import lesson
+from nanum import lesson, processes
 from nanum.errors import Refused
 from nanum.lesson import measured
 
@@ -41,7 +41,7 @@ def test_every_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_refused_is_said_as_by_every_command() -> None:
     command = [sys.executable, "-m", "nanum", "lesson", "D", "x\n", "--lang", "fr"]
-    done = subprocess.run(command, capture_output=True, text=True, env=measured._environment())
+    done = subprocess.run(command, capture_output=True, text=True, env=processes.environment())
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 3
     assert all(line.startswith("nanum: ") for line in done.stderr.splitlines())
@@ -67,9 +67,9 @@ def test_without_torch_the_arithmetic_is_printed_and_the_rest_says_what_to_insta
 
 def test_a_torch_that_does_not_import_is_told_by_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')", encoding="utf-8")
-    monkeypatch.setattr(measured, "torch_is_missing", lambda: False)
+    monkeypatch.setattr(processes, "torch_is_missing", lambda: False)
     monkeypatch.setattr(
-        measured, "_environment", lambda: {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"}
+        processes, "environment", lambda: {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"}
     )
     with pytest.raises(Refused, match=r"nanum\[torch\].*libtorch is broken"):
         measured.bench(["memory"], nothing)
@@ -91,6 +91,6 @@ def test_a_measurement_that_fails_is_no_refusal() -> None:
 def test_the_measurement_speaks_json_and_reports_progress() -> None:
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "nanum.live.bench", "amdahl", "--quick", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=measured._environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=processes.environment())
     assert json.loads(done.stdout)["repeats"] == 3
     assert done.stderr.splitlines()[-1] == "progress 3 3"

@@ -1,4 +1,4 @@
-"""What is raised when a question cannot be asked."""
+"""What is raised when a question cannot be asked, or was asked and its run failed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ class Refused(ValueError):
 
     def __str__(self) -> str:
         return "\n".join(self.reasons)
+
+
+class RunFailed(RuntimeError):
+    """A run that was started and did not end well; its text says how, to a person. No bug of nanum's: bad news."""
 
 
 def cut_short(word: str, longest: int = LONGEST_WORD) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
-from nanum.errors import Refused
+from nanum.errors import Refused, RunFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,10 @@ def _exit_code(command: Callable[[], int]) -> int:
         for reason in refused.reasons:
             print(f"nanum: {_printable(reason)}", file=sys.stderr)
         return REFUSED
+    except RunFailed as failed:
+        for line in str(failed).splitlines():
+            print(f"nanum: {_printable(line)}", file=sys.stderr)
+        return BAD_NEWS
     except KeyboardInterrupt:
         print("nanum: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -15,7 +15,10 @@ PATIENCE_SECONDS = 1.0
 
 
 class Progress:
-    """Call it with how much is done, and how much there is. Use it as a context manager, so that the bar goes away."""
+    """Call it with how much is done, how much there is and, where it changes, what it is at.
+
+    Use it as a context manager, so that the bar goes away.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -26,7 +29,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int, what: str = "", /) -> None:
         if self._bar is None:
             if not sys.stderr.isatty() or time.monotonic() - self._start_seconds < PATIENCE_SECONDS:
                 return
@@ -37,7 +40,7 @@ class Progress:
             self._task = self._bar.add_task(self._what, total=total)
             self._bar.start()
         assert self._task is not None
-        self._bar.update(self._task, completed=done, total=total)
+        self._bar.update(self._task, completed=done, total=total, description=what or self._what)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -15,7 +15,6 @@ from rich.progress import Progress
 
 from nanum.errors import Refused
 from nanum.lesson.communication import part_a
-from nanum.lesson.measured import torch_is_missing
 from nanum.lesson.memory import part_c
 from nanum.lesson.misconceptions import part_m
 from nanum.lesson.page import Page
@@ -25,6 +24,7 @@ from nanum.lesson.printed_misconceptions import print_m
 from nanum.lesson.printed_scaling import print_b
 from nanum.lesson.scaling import part_b
 from nanum.lesson.words import Language, Words
+from nanum.processes import torch_is_missing
 
 __all__ = ["LATER", "PARTS", "Language", "document", "run"]
 
@@ -126,7 +126,7 @@ def _made(part: str, made: dict[str, Any], say: Words) -> dict[str, Any]:
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(say(f"{part}.progress"), total=None)
 
-        def advance(done: int, total: int) -> None:
+        def advance(done: int, total: int, what: str = "", /) -> None:
             bar.update(task, completed=done, total=total)
 
         return part_b(advance) if part == "B" else part_c(advance)

@@ -9,7 +9,8 @@ from nanum.errors import Refused
 from nanum.job import Job
 from nanum.lesson import ledger
 from nanum.lesson.arithmetic import SHARDED, ZERO_GPUS, Dimensions, zero_bytes_per_gpu
-from nanum.lesson.measured import Progress, bench, device_name
+from nanum.lesson.measured import bench, device_name
+from nanum.processes import Progress
 
 KEPT = ("params", "grads", "optimizer_states")
 

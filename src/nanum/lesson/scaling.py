@@ -7,7 +7,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from nanum.lesson.arithmetic import DIVISIONS, SERIAL_FRACTIONS, amdahl_limit, amdahl_speedup
-from nanum.lesson.measured import Progress, bench, device_name
+from nanum.lesson.measured import bench, device_name
+from nanum.processes import Progress
 
 NOISE_LIMIT = 0.10
 """Where the middle half of one share's samples spreads over more than this part of their median, differences as small

@@ -24,7 +24,7 @@ except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(3)
 
-NO_DEVICE = 4
+from nanum.processes import NO_DEVICE
 
 SHARES = (1, 2, 4, 8, 16, 32)
 DIVIDED_LAYERS = 4
