@@ -154,6 +154,30 @@ def test_shapes_pad_what_does_not_divide() -> None:
     assert shapes.bytes(tensor("vh", dtype="onehot")) == 0  # token ids are never made one-hot
 
 
+@given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_the_ranks_of_a_dim_have_all_of_it_the_first_ones_the_most(size: int, tp: int, shard: int, cp: int) -> None:
+    """Chunks of tp, each cut over the flattened ranks of dp_shard and cp: equal ones, what is left, then nothing."""
+    mesh, axes = {"tp": tp, "dp_shard": shard, "cp": cp}, ("tp", "dp_shard", "cp")
+    first = Shapes(mesh, {"v": size})
+
+    def parts(of: tuple[str, ...], **at: int) -> list[int]:
+        places = product(*(range(mesh[a]) for a in of))
+        return [
+            Shapes(mesh, {"v": size}, {**at, **dict(zip(of, place, strict=True))}).part("v", axes) for place in places
+        ]
+
+    assert parts(())[0] == first.part("v", axes)
+    rows = [Shapes(mesh, {"v": size}, {"tp": i}).part("v", ("tp",)) for i in range(tp)]
+    for i, whole in [(None, size), *enumerate(rows)]:
+        chunks = rows if i is None else parts(("dp_shard", "cp"), tp=i)
+        full = -(-whole // len(chunks))
+        assert sum(chunks) == whole
+        assert chunks == [min(full, max(0, whole - full * j)) for j in range(len(chunks))]
+    last = Shapes(mesh, {"v": size}, {axis: n - 1 for axis, n in mesh.items()})
+    assert last.first(axes).part("v", axes) == first.part("v", axes)
+    assert last.first(("dp_shard", "cp")).part("v", axes) == parts((), tp=tp - 1)[0]
+
+
 def test_arrange_keeps_the_order_in_which_axes_are_listed() -> None:
     assert arrange({"x": "i", "y": "i", "z": "j"}, {"i": ("y", "x")}, {"j": ("z", "x")}) == {
         "i": ("y", "x"),

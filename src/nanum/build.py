@@ -102,18 +102,29 @@ class Bodies:
     at: np.ndarray | None
 
 
-def emit_bodies(model: Model, job: Job, layout: Layout, engine: Engine) -> Bodies:
-    at, distinct_layout = body_space(layout)
-    return Bodies(emit_parts(model, job, distinct_layout, engine), distinct_layout, at)
+def emit_bodies(model: Model, job: Job, layout: Layout, engine: Engine, at: Mapping[str, int] | None = None) -> Bodies:
+    place, distinct_layout = body_space(layout)
+    return Bodies(emit_parts(model, job, distinct_layout, engine, at), distinct_layout, place)
 
 
-def build(model: Model, job: Job, layout: Layout, engine: Engine, stage: Any, bodies: Bodies | None = None) -> Step:
+def build(
+    model: Model,
+    job: Job,
+    layout: Layout,
+    engine: Engine,
+    stage: Any,
+    bodies: Bodies | None = None,
+    *,
+    at: Mapping[str, int] | None = None,
+) -> Step:
     """One step of pipeline stage `stage` (an int, or an array beside the layout's arrays).
 
     Emitted once for what differs: bodies for distinct shapes, actions for distinct stages, and counts for every stage.
-    `bodies` are those of an earlier call, where they are the same (`emit_parts` says of what).
+    `bodies` are those of an earlier call, where they are the same (`emit_parts` says of what). `at` is the index along
+    each axis of the rank that is meant, of one layout: ranks of a group differ where a dim does not divide. Without it,
+    it is the first.
     """
-    bodies = bodies or emit_bodies(model, job, layout, engine)
+    bodies = bodies or emit_bodies(model, job, layout, engine, at)
     return assemble(place_stages(model, job, layout, engine, stage, bodies), bodies.parts, layout.structure, engine)
 
 
@@ -185,14 +196,14 @@ def _check(layout: Layout) -> None:
         raise ValueError(f"structure.pipelined={layout.structure.pipelined}, but pp={layout.pp}")
 
 
-def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine) -> Parts:
+def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mapping[str, int] | None = None) -> Parts:
     """Embedding, layer and head, forward and backward, with their tensors' splits stated.
 
-    They depend on the engine, the sizes named in `BODY_FIELDS`, and of the structure on all but the schedule and the
-    pipeline.
+    They depend on the engine, the sizes named in `BODY_FIELDS`, the rank that is meant (`at`), and of the structure on
+    all but the schedule and the pipeline.
     """
     conventions = engine.conventions(model, job, layout.structure)
-    shapes = Shapes({a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions))
+    shapes = Shapes({a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions), at)
     given = model, shapes, conventions, layout.structure
     layer = emit_layer(*given)
     bodies = embedding_body(*given), layer_body(layer, layout.structure.recompute), head_body(*given)

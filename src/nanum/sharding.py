@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -76,24 +77,52 @@ class Move:
 
 @dataclass
 class Shapes:
-    """Global sizes of dims and axes, and what is left of them on one rank. A dim that does not divide is padded: shards
-    are equal.
+    """Global sizes of dims and axes, and what is left of them on one rank.
+
+    Where a dim does not divide, the ranks of an axis differ: `torch.chunk` gives each the ceiling, until nothing is
+    left. `at` says which rank is meant, by its index along each axis (0 where it names none); without it, it is the
+    first of every axis, which has the most. Sizes may be arrays only then.
     """
 
     mesh: Mapping[str, Any]
     dims: dict[str, Any]
+    at: Mapping[str, int] | None = None
     _parts: dict[tuple[str, tuple[str, ...]], Any] = field(default_factory=dict)
     _elements: dict[Any, Any] = field(default_factory=dict)
+    _firsts: dict[tuple[str, ...], Shapes] = field(default_factory=dict)
 
     def ranks(self, axes: Iterable[str]) -> Any:
         return prod(self.mesh[a] for a in axes)
 
     def part(self, dim: str, axes: tuple[str, ...]) -> Any:
-        """Size of one shard of `dim`: the ceiling, as torch and Megatron pad."""
+        """Size of this rank's shard of `dim`: of the first rank the ceiling, to which torch and Megatron pad."""
         key = dim, axes
         if key not in self._parts:
-            self._parts[key] = -(-self.dims[dim] // self.ranks(axes)) if axes else self.dims[dim]
+            if self.at is None:
+                self._parts[key] = -(-self.dims[dim] // self.ranks(axes)) if axes else self.dims[dim]
+            else:
+                self._parts[key] = self._chunk(self.dims[dim], axes)
         return self._parts[key]
+
+    def _chunk(self, size: int, axes: tuple[str, ...]) -> int:
+        """`torch.chunk`, axis by axis from the outermost; ZeRO's axes are flattened, and cut at once."""
+        for level in _levels(axes):
+            ranks, index = 1, 0
+            for axis in level:
+                index = index * self.mesh[axis] + (self.at or {}).get(axis, 0)
+                ranks *= self.mesh[axis]
+            most = -(-size // ranks)
+            size = max(0, min(most, size - index * most))
+        return size
+
+    def first(self, axes: tuple[str, ...]) -> Shapes:
+        """The same, seen from the first rank of `axes`: its shards are what every rank of theirs is padded to."""
+        if self.at is None or not any(self.at.get(axis) for axis in axes):
+            return self
+        if axes not in self._firsts:
+            at = {axis: index for axis, index in self.at.items() if axis not in axes}
+            self._firsts[axes] = Shapes(self.mesh, self.dims, at)
+        return self._firsts[axes]
 
     def elements(self, dims: tuple[str, ...], split: Split) -> Any:
         key = tuple((d, split.get(d, ())) for d in dims)
@@ -106,6 +135,12 @@ class Shapes:
             return t.size
         size = self.elements(t.dims, t.split) * ITEMSIZE[t.dtype]
         return size if t.factor is None else size * t.factor
+
+
+def _levels(axes: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Axes that cut a dim one after the other, ZeRO's together."""
+    runs = groupby(axes, lambda axis: axis in ZERO_AXES)
+    return [level for zero, run in runs for level in ([tuple(run)] if zero else [(axis,) for axis in run])]
 
 
 def places(split: Split) -> dict[str, str]:

@@ -32,12 +32,16 @@ class Op:
 def collective(
     shapes: Shapes, kind: str, axes: tuple[str, ...], before: Tensor, after: Tensor, phase: Phase, what: str
 ) -> Collective:
-    """The Program's node for one move. Payload: the whole buffer of a gather or a scatter, the input of the others."""
+    """The Program's node for one move. Payload: the whole padded buffer of a gather or a scatter, the input of the
+    others.
+    """
     n = shapes.ranks(axes)
     if kind == "reduce_scatter":
-        payload = shapes.bytes(after) * n
+        payload = shapes.first(axes).bytes(after) * n
+    elif kind == "all_gather":
+        payload = shapes.first(axes).bytes(before) * n
     else:
-        payload = shapes.bytes(before) * (n if kind == "all_gather" else 1)
+        payload = shapes.bytes(before)
     used = (n > 1) * 1
     dtype = after.dtype
     return Collective(kind, axes, phase, what, dtype, n, used, payload * used, wire_bytes(kind, payload, n))

@@ -67,7 +67,7 @@ class FullyShard:
             Held("params", self._total("stored_elements") * ITEMSIZE[n.param_dtype], "sharded parameters"),
             Held(
                 "optimizer_states",
-                self._total("stored_elements") * n.state_bytes + self._total("tensors") * n.state_bytes_per_tensor,
+                self._total("own_elements") * n.state_bytes + self._total("tensors") * n.state_bytes_per_tensor,
                 "optimizer states",
             ),
         ]
@@ -290,14 +290,14 @@ class FullyShard:
 
     def optimizer(self) -> list[Node]:
         n = self.conventions.numerics
-        stored = self._total("stored_elements")
-        moved = stored * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype] + 2 * n.state_bytes)
-        copies = 0 if "optimizer" in self.conventions.fused else stored * ITEMSIZE[n.param_dtype]
+        own = self._total("own_elements")
+        moved = own * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype] + 2 * n.state_bytes)
+        copies = 0 if "optimizer" in self.conventions.fused else own * ITEMSIZE[n.param_dtype]
         return [
             Held("buffers", copies, "the optimizer's roots"),
             Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
             Held("buffers", -copies),
-            Held("grads", -stored * ITEMSIZE[n.grad_dtype]),
+            Held("grads", -self._total("shard_bytes")),
         ]
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:

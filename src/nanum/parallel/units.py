@@ -29,7 +29,8 @@ class Unit:
     reduce: tuple[Collective, ...]
     tp_sum: Collective | None  # of norm weights, where it was left for the reduction
     elements: Any  # as computed with
-    stored_elements: Any  # as ZeRO stores it
+    stored_elements: Any  # as ZeRO stores it, padded
+    own_elements: Any  # of them without padding: those that the optimizer has states for
     tensors: Any
     weights_bytes: Any  # gathered, in the compute dtype, with their padding
     gather_bytes: Any  # the flat buffer
@@ -50,8 +51,8 @@ class Unit:
         reduce = tuple(c.times(presence, take) for c in self.reduce)
         return Unit(
             scaled(self.gather), reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
-            scale(self.tensors), scale(self.weights_bytes), scale(self.gather_bytes), scale(self.grads_bytes),
-            scale(self.last_grad_bytes), scale(self.reduce_bytes), scale(self.shard_bytes),
+            scale(self.own_elements), scale(self.tensors), scale(self.weights_bytes), scale(self.gather_bytes),
+            scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes), scale(self.shard_bytes),
         )  # fmt: skip
 
     def __add__(self, other: Unit) -> Unit:
@@ -64,6 +65,7 @@ class Unit:
             _both(self.tp_sum, other.tp_sum),
             self.elements + other.elements,
             self.stored_elements + other.stored_elements,
+            self.own_elements + other.own_elements,
             self.tensors + other.tensors,
             self.weights_bytes + other.weights_bytes,
             self.gather_bytes + other.gather_bytes,
@@ -95,14 +97,19 @@ def unit(
     conventions: Conventions,
     phase: Phase = "backward",
 ) -> Unit:
-    """The unit of FSDP2: each weight is stored as a shard of its first dim, padded to equal shards."""
-    weights = tuple(weights)
+    """The unit of FSDP2: each weight is stored as a shard of its first dim, padded to equal shards, and so are its
+    gradient and all that is exchanged; the optimizer sees what is not padding (`_fsdp_param.py`: `_sharded_param_data`
+    beside `sharded_size`).
+    """
+    weights, own = tuple(weights), shapes
+    shapes = own.first(ZERO_AXES)
     numerics = conventions.numerics
     gather: Collective | None = None
     reduce: dict[str, Collective] = {}
     tp_sum: Collective | None = None
     elements: Any = 0
     stored_elements: Any = 0
+    own_elements: Any = 0
     gather_bytes: Any = 0
     reduce_bytes: Any = 0
     shard_bytes: Any = 0
@@ -117,6 +124,7 @@ def unit(
         gather_bytes = gather_bytes + shard * ranks * ITEMSIZE[w.dtype]
         elements = elements + shapes.elements(w.dims, w.split)
         stored_elements = stored_elements + shard
+        own_elements = own_elements + own.elements(w.dims, at_rest.split)
         g = grads[w]
         grads_bytes = grads_bytes + shapes.bytes(g)
         if "tp" in g.partial:
@@ -129,6 +137,6 @@ def unit(
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
     return Unit(
-        gather, tuple(reduce.values()), tp_sum, elements, stored_elements, len(weights), gather_bytes,
-        gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]), reduce_bytes, shard_bytes,
+        gather, tuple(reduce.values()), tp_sum, elements, stored_elements, own_elements, len(weights),
+        gather_bytes, gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]), reduce_bytes, shard_bytes,
     )  # fmt: skip
