@@ -76,10 +76,13 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _exchange(x: torch.Tensor, group: dist.ProcessGroup, cut: int, join: int) -> torch.Tensor:
-    packed = torch.stack(x.chunk(group.size(), cut))
-    arrived = torch.empty_like(packed)
-    dist.all_to_all_single(arrived, packed, group=group)
-    return torch.cat(arrived.unbind(), join)
+    return torch.cat(_dealt(torch.stack(x.chunk(group.size(), cut)), group).unbind(), join)
+
+
+def _dealt(pieces: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    arrived = torch.empty_like(pieces)
+    dist.all_to_all_single(arrived, pieces, group=group)
+    return arrived
 
 
 class _GatherRows(torch.autograd.Function):
