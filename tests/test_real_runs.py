@@ -26,7 +26,8 @@ from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "real_runs.json").read_text(encoding="utf-8"))
-RUNS: dict[str, dict[str, Any]] = RECORDED["runs"]
+CONTEXT = json.loads((Path(__file__).parent / "data" / "real_runs_context.json").read_text(encoding="utf-8"))
+RUNS: dict[str, dict[str, Any]] = RECORDED["runs"] | CONTEXT["runs"]
 DTYPE = {"bfloat16": "bf16", "float32": "fp32"}
 OUTSIDE = ("clip",)
 
@@ -42,7 +43,10 @@ def engine(run: dict[str, Any]) -> Engine:
         if run.get("adamw") == "fused":
             stated = replace(stated, optimizer_sums=1)
         return replace(
-            stated, root_reshards=not run.get("root_keeps", False), loss_parallel=run.get("loss_parallel", False)
+            stated,
+            root_reshards=not run.get("root_keeps", False),
+            loss_parallel=run.get("loss_parallel", False),
+            ring_gathers=run.get("cp_kind") != "ring_alltoall",
         )
 
     return replace(torch, conventions=conventions, layers_of_stage=lambda layers, pp, stage: layers // pp)
@@ -55,7 +59,7 @@ def coordinates(rank: int, layout: Layout) -> dict[str, int]:
 
 
 def counted(run: dict[str, Any], rank: int) -> Rows:
-    m, mesh = run["model"], {"dp_replicate": 1, "dp_shard": 1, "tp": 1, "pp": 1} | run["mesh"]
+    m, mesh = run["model"], {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 1, "pp": 1} | run["mesh"]
     attention, mlp = Attention(m["a"], m["g"], m["hd"]), Mlp(m["f"], gated=True, activation="silu")
     model = Model("run", m["h"], m["V"], m["L"], 64, attention, mlp, "rms_norm", "rotary", m["tied"])
     structure = Structure(
@@ -65,6 +69,7 @@ def counted(run: dict[str, Any], rank: int) -> Rows:
         recompute=run.get("recompute", "none"),
         schedule=run.get("schedule", "1F1B").lower(),
         pipelined=mesh["pp"] > 1,
+        cp_kind=run.get("cp_kind", "none").removesuffix("_alltoall"),
     )
     layout = Layout(**mesh, micro_batch_size=run["micro_batch_size"], structure=structure)
     sequences = run["micro_batch_size"] * run["num_microbatches"] * layout.data_ranks
@@ -74,9 +79,8 @@ def counted(run: dict[str, Any], rank: int) -> Rows:
     for key, total in traffic(step.program).items():
         axis = "+".join(a for a in layout.rank_order if a in key.axes and mesh.get(a, 1) > 1)
         phase = "pipeline" if key.kind == "send" else key.phase  # a schedule sends between its actions
-        _add(
-            rows, (axis, key.kind, key.dtype, int(total.group_size), phase), int(total.calls), int(total.payload_bytes)
-        )
+        kind = "all_to_all" if key.kind == "permute" else key.kind  # which PyTorch carries a permute by
+        _add(rows, (axis, kind, key.dtype, int(total.group_size), phase), int(total.calls), int(total.payload_bytes))
     return dict(rows)
 
 
@@ -120,7 +124,8 @@ def test_only_clipping_is_outside() -> None:
 
 def test_every_way_of_this_release_is_among_the_runs() -> None:
     axes = {a for run in RUNS.values() for a in run["mesh"]}
-    assert axes == {"dp_replicate", "dp_shard", "tp", "pp"}
+    assert axes == {"dp_replicate", "dp_shard", "cp", "tp", "pp"}
     assert {run.get("schedule") for run in RUNS.values()} == {None, "GPipe", "1F1B"}
     assert {run.get("recompute") for run in RUNS.values()} == {None, "selective", "full"}
-    assert len(RUNS) == 56
+    assert {run.get("cp_kind") for run in RUNS.values()} == {None, "ulysses", "allgather", "ring", "ring_alltoall"}
+    assert len(RUNS) == 65

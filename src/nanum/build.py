@@ -154,6 +154,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     sizes = {f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}
     shapes, conventions, table = parts.shapes, parts.conventions, parts.table
     tied = model.tie_word_embeddings
+    rows = shapes.part("S", ("cp",))  # of a sequence, on one rank
     chain = Chain(
         where,
         parts.embedding,
@@ -162,8 +163,8 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
         dtype=conventions.numerics.compute_dtype,
         tp=where.take(shapes.mesh["tp"]),
         pp=pp,
-        input_bytes=where.take(8 * shapes.part("B", BATCH_AXES) * shapes.part("S", ("cp",))),
-        frame_bytes=rotary_angles_bytes(model, conventions, job.seq_len),
+        input_bytes=where.take(8 * shapes.part("B", BATCH_AXES) * rows),
+        frame_bytes=where.take(rotary_angles_bytes(model, conventions, rows)),
         tied_elements=where.take(shapes.elements(table.dims, table.split)) if tied else None,
         tied_grad_bytes=where.take(parts.table_grad_bytes) if tied else 0,
     )
@@ -192,6 +193,8 @@ def _check(layout: Layout) -> None:
     """Raises ValueError where a structure says otherwise than the sizes: what is emitted follows the structure."""
     if np.any((layout.tp > 1) != (layout.structure.tensor != "none")):
         raise ValueError(f"structure.tensor={layout.structure.tensor!r}, but tp={layout.tp}")
+    if np.any((layout.cp > 1) != (layout.structure.cp_kind != "none")):
+        raise ValueError(f"structure.cp_kind={layout.structure.cp_kind!r}, but cp={layout.cp}")
     if np.any((layout.pp > 1) != layout.structure.pipelined):
         raise ValueError(f"structure.pipelined={layout.structure.pipelined}, but pp={layout.pp}")
 
@@ -219,6 +222,7 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
     return {
         "B": layout.micro_batch_size * layout.data_ranks,
         "S": job.seq_len,
+        "T": job.seq_len,  # rows of keys
         "D": model.hidden_size,
         "Q": a.num_attention_heads * a.head_dim,
         "K": a.num_key_value_heads * a.head_dim,

@@ -64,5 +64,6 @@ class Conventions:
     vocab_multiple_per_tp: int = 1  # the vocabulary is padded to a multiple of this times tp
     units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
     root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?
+    ring_gathers: bool = True  # a ring's keys and values come by one gather, or are passed on rank by rank
     reduce_copies: bool = False  # gloo reduces a copy of its input
     bucket_elements: int = 0  # 0: one exchange a unit

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from nanum.cluster import Cluster
 from nanum.job import Job, Optimizer, Precision
-from nanum.layout import AXES, Layout, Recompute, Schedule, TensorParallel
+from nanum.layout import AXES, ContextParallel, Layout, Recompute, Schedule, TensorParallel
 from nanum.model import Model
 
 MOST_BYTES = 2**62  # byte counts are 64-bit integers; a factor of two is left for sums
@@ -65,6 +65,7 @@ CHOICES: dict[str, tuple[Callable[[Job, Layout], Any], tuple[Any, ...]]] = {
     "schedule": (lambda job, layout: layout.structure.schedule, get_args(Schedule)),
     "recompute": (lambda job, layout: layout.structure.recompute, get_args(Recompute)),
     "tensor": (lambda job, layout: layout.structure.tensor, get_args(TensorParallel)),
+    "cp_kind": (lambda job, layout: layout.structure.cp_kind, get_args(ContextParallel)),
     "attention": (lambda job, layout: layout.structure.attention, ("flash", "eager")),
 }
 
@@ -106,6 +107,14 @@ def _rough_bytes(model: Model, job: Job, layout: Layout) -> int:
     widest = max(model.hidden_size, heads * model.attention.head_dim, model.mlp.intermediate_size)
     a_layer = 12 * widest + (3 * heads * job.seq_len if layout.structure.attention == "eager" else 0)
     return 64 * int(job.tokens_per_step) * (model.num_hidden_layers * a_layer + 3 * model.vocab_size)
+
+
+def _product(layout: Layout, *axes: str) -> str:
+    """Axes and their sizes, those of 1 left out where others are not: `cp·tp=2·8=16`."""
+    used = [axis for axis in axes if getattr(layout, axis) != 1] or list(axes[-1:])
+    sizes = [getattr(layout, axis) for axis in used]
+    total = f"={prod(sizes)}" if len(used) > 1 else ""
+    return f"{'·'.join(used)}={'·'.join(map(str, sizes))}{total}"
 
 
 def _world(layout: Layout) -> Any:
@@ -157,10 +166,48 @@ INTERMEDIATE = Rule(
 SEQUENCE = Rule(
     "tp does not divide seq_len under sequence parallel",
     lambda model, job, cluster, layout: (
-        _fails_to_divide(layout.tp, job.seq_len) & (layout.structure.tensor == "sequence")
+        _fails_to_divide(layout.cp * layout.tp, job.seq_len)
+        & (_fails_to_divide(layout.cp, job.seq_len) == 0)  # else said of cp
+        & (layout.structure.tensor == "sequence")
     ),
     lambda model, job, cluster, layout: (
-        f"tp={layout.tp} does not divide seq_len={job.seq_len}, under sequence parallel"
+        f"{_product(layout, 'cp', 'tp')} does not divide seq_len={job.seq_len}, under sequence parallel"
+    ),
+)
+CONTEXT_SEQUENCE = Rule(
+    "cp does not divide seq_len",
+    lambda model, job, cluster, layout: _fails_to_divide(layout.cp, job.seq_len),
+    lambda model, job, cluster, layout: f"cp={layout.cp} does not divide seq_len={job.seq_len}",
+)
+
+
+def _heads_rule(name: str) -> Rule:
+    """Ulysses gives each of cp·tp ranks whole heads. Where tp alone does not divide them, that is said instead."""
+
+    def heads(model: Model) -> int:
+        return int(getattr(model.attention, name))
+
+    return Rule(
+        f"cp·tp does not divide {name} under ulysses",
+        lambda model, job, cluster, layout: (
+            _fails_to_divide(layout.cp * layout.tp, heads(model))
+            & (_fails_to_divide(layout.tp, heads(model)) == 0)
+            & (layout.structure.cp_kind == "ulysses")
+        ),
+        lambda model, job, cluster, layout: (
+            f"{_product(layout, 'cp', 'tp')} does not divide {name}={heads(model)}, under --cp-kind ulysses"
+        ),
+    )
+
+
+RING_KERNEL = Rule(
+    "ring attention has no eager kernels",
+    lambda model, job, cluster, layout: (
+        (layout.cp > 1) & (layout.structure.cp_kind == "ring") & (layout.structure.attention == "eager")
+    ),
+    lambda model, job, cluster, layout: (
+        f"cp={layout.cp} by a ring puts a flash kernel's results together, and --attention eager has none: "
+        "choose --cp-kind allgather or ulysses"
     ),
 )
 BATCH = Rule(
@@ -177,11 +224,6 @@ LAYERS = Rule(
     "pp exceeds num_hidden_layers",
     lambda model, job, cluster, layout: layout.pp > model.num_hidden_layers,
     lambda model, job, cluster, layout: f"pp={layout.pp} exceeds num_hidden_layers={model.num_hidden_layers}",
-)
-CONTEXT_PARALLEL = Rule(
-    "context parallelism is not modelled yet",
-    lambda model, job, cluster, layout: layout.cp > 1,
-    lambda model, job, cluster, layout: f"cp={layout.cp}: context parallelism is not modelled yet",
 )
 POSITIONS = Rule(
     "seq_len exceeds the rows of the learned positions",
@@ -223,7 +265,7 @@ OF_JOB = (
 
 OF_LAYOUT = (
     *(rule for name, rule in SIZE_RULES.items() if name in LAYOUT_SIZES),
-    *(_choice_rule(name) for name in ("zero", "schedule", "recompute", "tensor", "attention")),
+    *(_choice_rule(name) for name in ("zero", "schedule", "recompute", "tensor", "cp_kind", "attention")),
     RANK_ORDER,
     WORLD,
     HEADS,
@@ -232,7 +274,9 @@ OF_LAYOUT = (
     SEQUENCE,
     BATCH,
     LAYERS,
-    CONTEXT_PARALLEL,
+    CONTEXT_SEQUENCE,
+    *(_heads_rule(name) for name in ("num_attention_heads", "num_key_value_heads")),
+    RING_KERNEL,
 )
 
 GENERAL = (*OF_JOB, *OF_LAYOUT)

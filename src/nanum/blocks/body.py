@@ -50,7 +50,8 @@ class Streams:
 
 def new_tape(shapes: Shapes, conventions: Conventions, structure: Structure) -> Tape:
     tp = () if structure.tensor == "none" else ("tp",)
-    return Tape(shapes, conventions, tp, structure.tensor == "sequence", structure.attention == "flash")
+    flash = structure.attention == "flash"
+    return Tape(shapes, conventions, tp, structure.tensor == "sequence", flash, structure.cp_kind)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nanum.blocks.body import Body, Streams, emit, new_tape
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
@@ -32,21 +34,23 @@ def embedding_body(model: Model, shapes: Shapes, conventions: Conventions, struc
 
 
 def rotary_tables(tape: Tape, model: Model) -> None:
-    """Cosines and sines [S, head_dim], made in the forward pass and held until backward has passed the layers."""
-    elements = tape.shapes.dims["S"] * model.attention.head_dim
+    """Cosines and sines [S, head_dim] of a rank's own rows, made in the forward pass and held until backward has passed
+    the layers.
+    """
+    elements = tape.shapes.part("S", ("cp",)) * model.attention.head_dim
     tables = tape.buffer("rotary_tables", 2 * elements * ITEMSIZE[tape.dtype])
     tape.emit("rope", (), (tables,))
     tape.then(tables, lambda: tape.frame(tables))
 
 
-def rotary_angles_bytes(model: Model, conventions: Conventions, seq_len: int) -> int:
-    """fp32 angles that the model's frame holds until its forward returns: [S, head_dim/2], the same twice over, and
-    frequencies.
+def rotary_angles_bytes(model: Model, conventions: Conventions, rows: Any) -> Any:
+    """fp32 angles of a rank's `rows` that the model's frame holds until its forward returns: [rows, head_dim/2], the
+    same twice over, and frequencies.
     """
     if model.position != "rotary" or not conventions.rope_in_forward:
         return 0
     head_dim = model.attention.head_dim
-    return 4 * (seq_len * head_dim // 2 + seq_len * head_dim + head_dim // 2)
+    return 4 * (rows * head_dim // 2 + rows * head_dim + head_dim // 2)
 
 
 def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Body:

@@ -6,7 +6,7 @@ from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
 from nanum.conventions import EVERYTHING, NOTHING, Conventions
 from nanum.layout import Recompute, Structure
 from nanum.model import Model
-from nanum.operators.attention import attention
+from nanum.operators.context_parallel import context_attention
 from nanum.operators.elementwise import dropout, pointwise, residual, rotary, swiglu
 from nanum.operators.matmul import linear
 from nanum.operators.norm import norm
@@ -44,7 +44,7 @@ def attend(t: Tape, x: Tensor, model: Model, splits: Streams) -> Tensor:
 
     q, k, v = column("wq", "Q"), column("wk", "K"), column("wv", "K")
     rotated = (rotary(t, q), rotary(t, k)) if model.position == "rotary" else (q, k)
-    core = attention(t, *rotated, v, a.dropout)
+    core = context_attention(t, *rotated, v, a.dropout)
     row = {"Q": tp} if tp else {}
     out = linear(t, core, "wo", ("D", "Q"), row, ("B", "S", "D"), splits.stream, bias=a.output_bias)
     t.frame(h, t.move(h, splits.whole), q, k, v, core)

@@ -43,7 +43,7 @@ DpReplicate = Annotated[str | None, _text("--dp-replicate", "N", "Data parallel,
 DpShard = Annotated[
     str | None, _text("--dp-shard", "N", "Data parallel, sharded by --zero. [the GPUs that the others leave]")
 ]
-Cp = Annotated[str | None, _text("--cp", "N", "Context parallel. [1; more is not modelled yet]")]
+Cp = Annotated[str | None, _text("--cp", "N", "Context parallel: ranks that share each sequence. [1]")]
 Tp = Annotated[str | None, _text("--tp", "N", "Tensor parallel. [1]")]
 Pp = Annotated[str | None, _text("--pp", "N", "Pipeline stages. [1]")]
 Ep = Annotated[str | None, _text("--ep", "N", "Expert parallel. [1; more is not modelled yet]")]
@@ -73,7 +73,7 @@ Sp = Annotated[
         "--sp/--no-sp", help="Sequence parallel beside tensor parallel. [yes where --tp is over 1]", show_default=False
     ),
 ]
-CpKind = Annotated[str | None, _text("--cp-kind", "KIND", "How context parallel exchanges. [not modelled yet]")]
+CpKind = Annotated[str | None, _text("--cp-kind", "ring|allgather|ulysses", "How context parallel exchanges. [ring]")]
 Schedule = Annotated[str | None, _text("--schedule", "gpipe|1f1b", "Order of the pipeline's work. [1f1b]")]
 VirtualStages = Annotated[
     str | None, _text("--virtual-stages", "N", "Stages held by one rank. [1; more is not modelled yet]")

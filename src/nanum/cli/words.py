@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from nanum.errors import Refused
 from nanum.job import Job, Optimizer, Precision, default_global_batch_size, default_seq_len
-from nanum.layout import AXES, Layout, Recompute, Schedule, Structure
+from nanum.layout import AXES, ContextParallel, Layout, Recompute, Schedule, Structure
 from nanum.units import whole_number
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "attention": (("flash", "eager"), ()),
     "loss": (("full",), ("chunked", "fused")),
     "offload": (("none",), ("optimizer", "params", "activations")),
-    "cp_kind": ((), ("ring", "allgather", "ulysses")),
+    "cp_kind": (tuple(kind for kind in get_args(ContextParallel) if kind != "none"), ()),
 }
 ONLY_ONE = ("ep", "etp", "virtual_stages")  # numbers of which only 1 is modelled yet
 
@@ -142,7 +142,7 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     )
     for name in ("ep", "etp", "virtual_stages"):
         reader.whole(name, 1)
-    for name in ("loss", "offload", "cp_kind"):
+    for name in ("loss", "offload"):
         reader.choice(name, "")
     if asked is None or reader.unread:
         raise Refused(reader.reasons)
@@ -232,8 +232,12 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
     zero = reader.choice("zero", str(engine.default_zero) if engine is not None else "0")
     if not reader.said("zero"):
         reader.defaults.append(f"zero {zero}")
+    cp_kind = reader.choice("cp_kind", "ring")
+    if sizes["cp"] > 1 and not reader.said("cp_kind"):
+        reader.defaults.append(f"cp_kind {cp_kind}")
     chosen: dict[str, Any] = {
         "tensor": tensor,
+        "cp_kind": cp_kind if sizes["cp"] > 1 else "none",
         "recompute": reader.choice("recompute", "none"),
         "schedule": reader.choice("schedule", "1f1b"),
         "attention": reader.choice("attention", "flash"),

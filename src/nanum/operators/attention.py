@@ -2,9 +2,13 @@
 
 FLOPs are of the causal half for the flash kernel, which skips the rest, and whole for the eager one, which does not.
 Backward counts twice the forward's (the kernel's own recomputation of the scores is its affair, and in its efficiency).
+Rows of queries and rows of keys are two dims, S and T: queries may be split where keys are whole. The causal half of a
+rank's rows is then the average over the ranks; the first has less, the last more.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from nanum.conventions import ATTENTION_CORE
 from nanum.operators.elementwise import dropout
@@ -13,24 +17,47 @@ from nanum.sharding import Tensor
 
 
 def attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
-    """`softmax(q k^T) v` for q [B, S, Q], k and v [B, S, K]; heads are split as Q is."""
+    """`softmax(q k^T) v` for q [B, S, Q], k and v [B, S, K]; heads are split as Q is. A rank has all keys that its
+    queries need.
+    """
     with t.region(ATTENTION_CORE):
         return _flash(t, q, k, v) if t.flash else _eager(t, q, k, v, probability)
 
 
 def _heads(q: Tensor, name: str, dims: tuple[str, ...], dtype: str) -> Tensor:
-    return Tensor(name, dims, {"B": q.split.get("B", ()), "A": q.split.get("Q", ())}, dtype)
+    return Tensor(name, dims, {"B": q.split.get("B", ()), "S": q.split.get("S", ()), "A": q.split.get("Q", ())}, dtype)
+
+
+def log_sum_exp(q: Tensor) -> Tensor:
+    """fp32, of each row and head."""
+    return _heads(q, "lse", ("B", "S", "A"), "fp32")
+
+
+def flash_flops(t: Tape, q: Tensor, keys: Any) -> Any:
+    """Of the causal half of q's rows by `keys` rows: two products, of two operations each."""
+    return 2.0 * t.shapes.elements(q.dims, q.split) * keys
+
+
+def _keys(t: Tape, k: Tensor) -> Any:
+    return t.shapes.part("S", k.split.get("S", ()))
+
+
+def _gradient(q: Tensor, x: Tensor) -> Tensor:
+    """What a rank's own queries say of `x`: of keys and values that are whole where the queries are split, a pending
+    sum.
+    """
+    pending = tuple(a for a in q.split.get("S", ()) if a not in x.split.get("S", ()))
+    return x.like(name="d_" + x.name, partial=pending)
 
 
 def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Saves q, k, v, the output, and fp32 log-sum-exp of each row."""
     out = q.like(name="attention")
-    lse = _heads(q, "lse", ("B", "S", "A"), "fp32")
-    flops = 2.0 * t.shapes.elements(q.dims, q.split) * t.shapes.dims["S"]
+    lse, flops = log_sum_exp(q), flash_flops(t, q, _keys(t, k))
     t.emit("attention", (q, k, v), (out, lse), flops, attention=True)
 
     def transpose() -> None:
-        new = [x.like(name="d_" + x.name) for x in (q, k, v)]
+        new = [_gradient(q, x) for x in (q, k, v)]
         t.emit("attention_backward", (t.grad(out), q, k, v, out, lse), new, 2 * flops, attention=True)
         for x, dx in zip((q, k, v), new, strict=True):
             t.add_grad(x, dx)
@@ -39,9 +66,9 @@ def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
-    """Saves q, k, v, and of each head's S x S scores: the softmax, and under dropout its mask and its result."""
-    scores = _heads(q, "core_scores", ("B", "A", "S", "S"), t.dtype)
-    s = t.shapes.part("S", ())
+    """Saves q, k, v, and of each head's S x T scores: the softmax, and under dropout its mask and its result."""
+    scores = _heads(q, "core_scores", ("B", "A", "S", "T"), t.dtype)
+    s = _keys(t, k)
     flops = 2.0 * t.shapes.elements(q.dims, q.split) * s
     shape = (t.shapes.elements(("B", "A", "S"), scores.split), s, t.shapes.dims["head"])
     t.emit("core_scores", (q, k), (scores,), flops, shape)
@@ -50,7 +77,7 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tens
     def softmax_transpose() -> None:
         d = t.grad(probs)
         t.emit("d_core_softmax", (d, probs), (ds := scores.like(),))
-        new = [x.like(name="d_" + x.name) for x in (q, k)]
+        new = [_gradient(q, x) for x in (q, k)]
         t.emit("dq", (ds, k), (new[0],), flops, shape)
         t.emit("dk", (ds, q), (new[1],), flops, shape)
         t.add_grad(q, new[0])
@@ -63,7 +90,7 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tens
 
     def values_transpose() -> None:
         d = t.grad(out)
-        t.emit("d_values", (d, kept), (dv := v.like(),), flops, shape)
+        t.emit("d_values", (d, kept), (dv := _gradient(q, v),), flops, shape)
         t.emit("d_kept", (d, v), (dkept := kept.like(),), flops, shape)
         t.add_grad(v, dv)
         t.add_grad(kept, dkept)

@@ -54,6 +54,7 @@ class Tape:
     tp: tuple[str, ...]  # ("tp",) where tp > 1
     sequence_parallel: bool
     flash: bool = True
+    context: str = "none"  # how attention meets the keys of other context-parallel ranks; none where cp = 1
     forward: list[Op] = field(default_factory=list)
     backward: list[Op] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
@@ -155,13 +156,44 @@ class Tape:
             self._moved[key] = new
         return new
 
+    def resharded(self, t: Tensor, goal: Split) -> Tensor:
+        """`t` as a later operation reads it; what gradients arrive go back to the split of `t` at once."""
+        y = self.move(t, goal)
+        if y is t:
+            return y
+
+        def transpose() -> None:
+            for g in self._grads.pop(y):
+                self.add_grad(t, self.move(g, t.split))
+
+        return self.then(y, transpose)
+
+    def exchange(
+        self,
+        kind: str,
+        axes: tuple[str, ...],
+        source: Tensor,
+        after: Tensor,
+        *,
+        what: str = "activations",
+        times: Any = 1,
+    ) -> None:
+        """Exchanges of buffers as they lie, `times` one after the other."""
+        node = collective(self.shapes, kind, axes, source, after, self._phase, what)
+        self.ops.append(Op(kind, (source,), (after,), node.times(times)))
+
     def _exchange(
         self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor, what: str | None
     ) -> None:
         what = what or (source.category if source.category in ("params", "grads") else "activations")
         node = collective(self.shapes, kind, axes, before, after, self._phase, what)
-        if not self.conventions.dtensor or kind in ("all_reduce", "all_to_all") or what in ("params", "grads"):
+        if not self.conventions.dtensor or kind == "all_reduce" or what in ("params", "grads"):
             self.ops.append(Op(kind, (source,), (after,), node))
+            return
+        if kind == "all_to_all":  # the pieces for each rank lie one after the other
+            self.emit("copy", (source,), (packed := source.like(),))
+            self.ops.append(Op(kind, (packed,), (arrived := after.like(),), node))
+            self.emit("copy", (arrived,), (after,))
             return
         if kind == "reduce_scatter":  # DTensor chunks a dim other than 0 into a copy
             self.emit("copy", (source,), (copy := source.like(),))

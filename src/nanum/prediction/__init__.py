@@ -87,10 +87,13 @@ class Time:
 
 
 def consistent(layout: Layout) -> Layout:
-    """The structure says what the sizes say: a pipeline where pp > 1, tensor parallelism where tp > 1."""
+    """The structure says what the sizes say: a pipeline where pp > 1, tensor parallelism where tp > 1, and where cp > 1
+    a kind of context parallelism (a ring, where it names none).
+    """
     s = layout.structure
     tensor = "none" if layout.tp == 1 else "tensor" if s.tensor == "none" else s.tensor
-    return replace(layout, structure=replace(s, pipelined=bool(layout.pp > 1), tensor=tensor))
+    cp_kind = "none" if layout.cp == 1 else "ring" if s.cp_kind == "none" else s.cp_kind
+    return replace(layout, structure=replace(s, pipelined=bool(layout.pp > 1), tensor=tensor, cp_kind=cp_kind))
 
 
 def reasons(model: Model, job: Job, cluster: Cluster, layout: Layout, engine: Engine) -> list[str]:
@@ -198,7 +201,7 @@ class Prediction:
     @cached_property
     def one_gpu_seconds(self) -> float:
         """The same step on one GPU, were its memory large enough."""
-        structure = replace(self.layout.structure, tensor="none", pipelined=False)
+        structure = replace(self.layout.structure, tensor="none", pipelined=False, cp_kind="none")
         layout = Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure)
         alone = replace(self.cluster, nodes=1, gpus_per_node=1)
         time = stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout))
@@ -301,7 +304,7 @@ class Prediction:
 def predict(model: Model, job: Job, cluster: Cluster, layout: Layout, engine: str = "torchtitan") -> Prediction:
     """Predict one layout. Raises Refused with every reason where it is impossible."""
     chosen = engines.load(engine)
-    sized = all(isinstance(n, int | np.integer) for n in (layout.tp, layout.pp))
+    sized = all(isinstance(n, int | np.integer) for n in (layout.cp, layout.tp, layout.pp))
     layout = consistent(layout) if sized else layout
     if why := reasons(model, job, cluster, layout, chosen):
         raise Refused(why)

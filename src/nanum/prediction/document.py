@@ -115,6 +115,7 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
         "zero": s.zero,
         "reshard": s.reshard,
         "sp": s.tensor == "sequence",
+        "cp_kind": s.cp_kind,
         "schedule": s.schedule,
         "recompute": s.recompute,
         "attention": s.attention,
