@@ -1,0 +1,146 @@
+"""Real runs: a small model is trained under a layout by PyTorch's own engines, and what was exchanged and held is laid
+beside what was predicted, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from nanum import engines, processes
+from nanum.engines.engine import Engine
+from nanum.job import Job
+from nanum.layout import Layout
+from nanum.model import Model
+from nanum.schedule import order
+from nanum.verify import checks
+from nanum.verify.checks import Check, Held, Row
+from nanum.verify.expected import Expected, expected
+
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run. `bucket_cap_mb` is DDP's, in MiB (None: PyTorch's own)."""
+
+    name: str
+    model: Model
+    job: Job
+    layout: Layout
+    steps: int = STEPS
+    bucket_cap_mb: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        return int(self.layout.world)
+
+    @property
+    def stages(self) -> int:
+        return int(self.layout.pp * self.layout.structure.virtual_stages)
+
+    def question(self, engine: Engine) -> dict[str, Any]:
+        """As `nanum.live.question` reads it."""
+        layers = self.model.num_hidden_layers
+        return {
+            "model": asdict(self.model),
+            "job": asdict(self.job),
+            "layout": asdict(self.layout),
+            "stage_layers": [int(engine.layers_of_stage(layers, self.stages, i)) for i in range(self.stages)],
+            "steps": self.steps,
+            "bucket_cap_mb": self.bucket_cap_mb,
+        }
+
+    def place(self, rank: int) -> dict[str, int]:
+        """A rank's index along each axis."""
+        found, stride = {}, prod(self.layout.sizes.values())
+        for axis, size in self.layout.sizes.items():
+            stride //= size
+            found[axis] = rank // stride % size
+        return found
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One run, and what was expected of it."""
+
+    case: Case
+    engine: Engine
+    answer: dict[str, Any]
+
+    @cached_property
+    def predicted(self) -> list[Expected]:
+        case = self.case
+        alike: dict[tuple[tuple[str, int], ...], Expected] = {}
+        found = []
+        for rank in range(case.ranks):
+            place = case.place(rank)
+            key = tuple(place.items())
+            if key not in alike:
+                alike[key] = expected(case.model, case.job, case.layout, self.engine, place)
+            found.append(alike[key])
+        return found
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        pairs = zip(self.answer["ranks"], self.predicted, strict=True)
+        return [row for answer, of in pairs for row in checks.rows(answer, of.ledger)]
+
+    @cached_property
+    def held(self) -> list[Held]:
+        pairs = zip(self.answer["ranks"], self.predicted, strict=True)
+        return [each for answer, of in pairs for each in checks.held(answer, of.memory)]
+
+    @cached_property
+    def checks(self) -> list[Check]:
+        answers, precision = self.answer["ranks"], self.case.job.precision
+        found = [
+            checks.loss(answers, precision),
+            checks.gradients(answers, precision),
+            checks.communication(self.rows),
+            checks.memory(self.held),
+            checks.wire(answers, self.predicted),
+        ]
+        if self.case.layout.structure.pipelined:
+            found.append(checks.schedule(answers, [self._order(rank) for rank in range(self.case.ranks)]))
+        return found
+
+    def _order(self, rank: int) -> list[str]:
+        layout, pp_rank = self.case.layout, self.case.place(rank)["pp"]
+        m = int(self.case.job.num_microbatches(layout.micro_batch_size, layout.data_ranks))
+        actions = order(layout.structure.schedule, layout.pp, m)[pp_rank]
+        return [f"{pp_rank}{action.kind}{action.micro_batch}" for action in actions]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "name": self.case.name,
+            "ranks": self.case.ranks,
+            "backend": self.answer["backend"],
+            "engine": {"name": self.engine.name, "version": self.answer["torch"]},
+            "checks": [check.to_dict() for check in self.checks],
+            "communication": [row.to_dict() for row in self.rows],
+            "memory": [each.to_dict() for each in self.held],
+        }
+
+
+def verify(cases: Sequence[Case], progress: processes.Progress) -> list[Verification]:
+    """Run every case on this machine, one after the other, and compare.
+
+    Raises:
+        Refused: there is no torch.
+        RunFailed: a rank died, hung, or ran out of memory.
+    """
+    engine = engines.load("torch")
+    question = {"questions": [case.question(engine) for case in cases]}
+    found = processes.run("nanum.live.worker", [], progress, question=question)
+    return [
+        Verification(case, engine, answer) for case, answer in zip(cases, found["answers"], strict=True)
+    ]
