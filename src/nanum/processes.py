@@ -60,7 +60,7 @@ def run(
     if torch_is_missing():
         raise Refused([MISSING_TORCH])
     said: list[str] = []
-    with _signals_unwind(), _folder() as folder, _file(folder) as asked, _file(folder) as answer:
+    with signals_unwind(), _folder() as folder, _file(folder) as asked, _file(folder) as answer:
         if question is not None:
             json.dump(question, asked)
             asked.seek(0)
@@ -88,6 +88,8 @@ def _failure(command: str, code: int, said: list[str]) -> Exception:
         return Refused(said)
     if code == FAILED and said:
         return RunFailed("\n".join(said))
+    if code == -9:
+        return RunFailed("\n".join([f"{command} was killed by SIGKILL (out of memory?)", *said]))
     return RuntimeError("\n".join([f"{command} ended with {code}", *said]))
 
 
@@ -142,10 +144,12 @@ def _signal_session(process: subprocess.Popen[str], number: int) -> bool:
 
 
 @contextlib.contextmanager
-def _signals_unwind() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process through its `finally` clauses, as Ctrl-C does."""
+def signals_unwind() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process through its `finally` clauses, as Ctrl-C does: the first of them, once."""
 
     def end(number: int, frame: FrameType | None) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
