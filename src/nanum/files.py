@@ -1,7 +1,10 @@
-"""A user's file, read no further than it may be long."""
+"""Users' files: read no further than they may be long, written whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from pathlib import Path
 
 from nanum.errors import Refused
@@ -24,3 +27,45 @@ def read(file: Path, what: str, largest_bytes: int) -> bytes:
     if len(raw) > largest_bytes:
         raise Refused(f"{file}: too large for {what} (over {largest_bytes:,} bytes)")
     return raw
+
+
+def check_writable(file: Path, *, force: bool) -> None:
+    """Whether `write_whole` could write `file` now: to be asked before the work that fills it.
+
+    Raises `Refused`: it is there already and `force` is not said, or its folder is not there or cannot be written.
+    """
+    if file.is_dir():
+        raise Refused(f"{file}: is a folder")
+    if file.exists() and not force:
+        raise Refused(f"{file}: is there already (--force replaces it)")
+    try:
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise Refused(f"{file.parent}: {error.strerror or error}") from None
+
+
+def write_whole(file: Path, text: str, *, force: bool) -> None:
+    """Write `text` into `file`, which is as before until all of it is there.
+
+    Raises `Refused` as `check_writable` does, and where the disk is full.
+    """
+    check_writable(file, force=force)
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(text)
+        os.chmod(unfinished, 0o666 & ~_umask())
+        os.replace(unfinished, file)
+    except OSError as error:
+        raise Refused(f"{file}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)
+
+
+def _umask() -> int:
+    """What a new file may not be allowed; reading it is setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

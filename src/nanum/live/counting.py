@@ -28,7 +28,7 @@ class Ledger:
     another thread frees. `phase` says what the rank is at; `directions` that of a tensor to send, by address."""
 
     mesh: Mapping[str, int]
-    tell: Callable[[str], None] = lambda text: None
+    tell: Callable[[str, Sequence[int]], None] = lambda text, group: None
     counting: bool = False
     settling: bool = False
     phase: str = "setup"
@@ -44,15 +44,19 @@ class Ledger:
         finally:
             self.phase = before
 
-    def add(self, ranks: Sequence[int], kind: str, tensors: Any, whole: Any = None) -> None:
-        """Tell that an exchange begins, and count it: `whole` is the buffer that its payload is, where not its input."""
+    def add(
+        self, ranks: Sequence[int], kind: str, tensors: Any, whole: Any = None, between: Sequence[int] | None = None
+    ) -> None:
+        """Tell that an exchange begins, and count it: `whole` is the buffer that its payload is, where not its input;
+        `between` its source and destination, where it is not of the whole group.
+        """
         tensors = _flat(tensors)
         payload = sum(t.numel() * t.element_size() for t in (_flat(whole) if whole is not None else tensors))
         axis = axis_of(ranks, self.mesh)
         phase = self.phase
         if kind == "send" and tensors:
             phase = self.directions.get(tensors[0].data_ptr(), phase)
-        self.tell(f"{kind} over {axis or 'one rank'}, {payload:,} bytes, {phase}")
+        self.tell(f"{kind} over {axis or 'one rank'}, {payload:,} bytes, {phase}", ranks if between is None else between)
         if not self.counting or kind in ("recv", "barrier"):
             return
         dtype = NAMES.get(tensors[0].dtype, str(tensors[0].dtype).removeprefix("torch.")) if tensors else "none"
@@ -176,8 +180,8 @@ class Counted(dist.ProcessGroup):
         return work
 
     # --- what it does -----------------------------------------------------------------------------------------------
-    def _count(self, kind: str, tensors: Any, whole: Any = None) -> None:
-        self._ledger.add(self._ranks, kind, tensors, whole)
+    def _count(self, kind: str, tensors: Any, whole: Any = None, between: Sequence[int] | None = None) -> None:
+        self._ledger.add(self._ranks, kind, tensors, whole, between)
 
     def allreduce(self, tensors: Any, *options: Any) -> Any:
         self._count("all_reduce", tensors)
@@ -246,11 +250,11 @@ class Counted(dist.ProcessGroup):
         return self._done(self._inner.scatter(outputs, inputs, *_given(options)))
 
     def send(self, tensors: Any, to: int, tag: int) -> Any:
-        self._count("send", tensors)
+        self._count("send", tensors, None, (self._ranks[self._rank], self._ranks[to]))
         return self._inner.send(tensors, to, tag)
 
     def recv(self, tensors: Any, source: int, tag: int) -> Any:
-        self._count("recv", tensors)
+        self._count("recv", tensors, None, (self._ranks[source], self._ranks[self._rank]))
         return self._inner.recv(tensors, source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int) -> Any:

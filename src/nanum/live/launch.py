@@ -35,6 +35,10 @@ def launched_ranks() -> int:
     return int(os.environ["WORLD_SIZE"])
 
 
+def is_first() -> bool:
+    return int(os.environ["RANK"]) == 0
+
+
 def run_launched(entry: Callable[[int, Pulse, Path], Any]) -> Any:
     """Be the one rank that this process was launched as: do `entry(rank, pulse, folder)`, and return what it returns.
 

@@ -20,6 +20,7 @@ class Question:
     job: Job
     layout: Layout
     stage_layers: tuple[int, ...]  # how many each pipeline stage has, as the engine lays them out
+    name: str = ""
     steps: int = 4
     bucket_cap_mb: float | None = None
     seed: int = 0
@@ -54,6 +55,6 @@ def read(document: Mapping[str, Any]) -> Question:
     layout = dict(document["layout"])
     layout["structure"] = Structure(**layout["structure"])
     layout["rank_order"] = tuple(layout["rank_order"])
-    others = {key: document[key] for key in ("steps", "bucket_cap_mb", "seed", "checks") if key in document}
+    others = {key: document[key] for key in ("name", "steps", "bucket_cap_mb", "seed", "checks") if key in document}
     layers = tuple(document["stage_layers"])
     return Question(Model(**model), Job(**document["job"]), Layout(**layout), layers, **others)

@@ -11,10 +11,6 @@ from nanum.live.parallelize import DTYPES, stored_dtype
 from nanum.live.question import Question
 from nanum.live.training import batch, cross_entropy
 
-TOLERANCE = {"fp32": 1e-4, "bf16": 0.06, "fp16": 0.02}
-"""Of the loss, and of a gradient's difference over its own length: what sums in another order may differ by."""
-
-
 @dataclass(frozen=True)
 class Reference:
     loss: float
@@ -55,6 +51,3 @@ def differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         for name, g in expected.items()
         if name in found
     }
-
-
-

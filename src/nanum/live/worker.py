@@ -1,18 +1,17 @@
-"""Trains a small model under a layout, and counts: `python -m nanum.live.worker` reads a question on stdin.
+"""Trains a small model under a layout, and counts: `python -m nanum.live.worker` reads questions on stdin.
 
-One JSON document on stdout, `progress DONE TOTAL` on stderr. By itself it forks the ranks of one machine; where RANK and
-WORLD_SIZE are set (torchrun) it is one rank of them, and rank 0 answers.
+`{"questions": [...]}` in (`live.question`), `{"answers": [...]}` out, in the protocol of `nanum.processes`. By itself it
+forks the ranks of one machine. Under torchrun (RANK and WORLD_SIZE are set) each process is one rank of the only
+question, which `--question FILE` names since torchrun hands on no stdin, and rank 0 writes the answer to `--answer FILE`.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
-import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,19 @@ except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(3)
 
-from nanum.live.allocations import Allocations, allocations, local, storage_bytes
+from nanum.errors import Refused
+from nanum.files import write_whole
+from nanum.live import launch
+from nanum.live.allocations import Allocations, allocations, storage_bytes
 from nanum.live.counting import Ledger, counted_backend
 from nanum.live.decoder import named_parameters
+from nanum.live.pulse import Pulse
 from nanum.live.question import Question, read
 from nanum.live.reference import differences, reference
+from nanum.live.supervisor import RankFailed, run_ranks
 from nanum.live.training import Trainer, trainer
 from nanum.live.wire import received_bytes
+from nanum.processes import FAILED, REFUSED
 
 WARM_UP = 2  # DDP rebuilds its buckets in the second step, and a pipeline tells its shapes in the first
 
@@ -42,7 +47,7 @@ class Rank:
     asked: Question
     rank: int
     ledger: Ledger
-    pulse: Callable[[str], None]
+    pulse: Pulse
 
     def run(self) -> dict[str, Any]:
         """Train, count, and say what was found."""
@@ -50,12 +55,13 @@ class Rank:
         mesh = None
         if asked.mesh:
             mesh = init_device_mesh("cpu", tuple(asked.mesh.values()), mesh_dim_names=tuple(asked.mesh))
-        self.pulse("the single-process run, to compare with")
+        self.pulse.beat("the single-process run, to compare with")
         alone = reference(asked)
-        if sum(place[axis] for axis in place if axis != "pp"):
-            alone.gradients.clear()  # the first rank of each stage compares
         gc.collect()
         answer: dict[str, Any] = {"rank": self.rank, "place": place, "reference_loss": alone.loss}
+        answer["parameters"] = list(alone.gradients)
+        if sum(place[axis] for axis in place if axis != "pp"):
+            alone.gradients.clear()  # the first rank of each stage compares
         self.ledger.settling = True
         with allocations() as held:
             made = trainer(asked, place, mesh, self.ledger)
@@ -63,7 +69,7 @@ class Rank:
             gc.disable()  # what is held until when must not depend on when cycles are looked for
             losses = []
             for step in range(max(asked.steps, WARM_UP + 2)):
-                self.pulse(f"step {step}")
+                self.pulse.beat(f"step {step}")
                 if step == WARM_UP:
                     losses.append(self.counted_step(made, answer))
                 elif step == WARM_UP + 1:
@@ -149,35 +155,77 @@ def memory_of(held: Allocations) -> dict[str, Any]:
     }
 
 
-def run_rank(asked: Question, rank: int, pulse: Callable[[str], None], rendezvous: str) -> dict[str, Any]:
+def run_rank(asked: Question, rank: int, pulse: Pulse, folder: Path) -> dict[str, Any]:
+    """One rank of one question: what it lost, exchanged and held."""
     torch.set_num_threads(1)
-    ledger = Ledger(asked.mesh, pulse)
-    world = asked.layout.world
-    dist.init_process_group(counted_backend(ledger, "cpu"), init_method=rendezvous, rank=rank, world_size=world)
+
+    def tell(text: str, group: Sequence[int]) -> None:
+        pulse.beat(text, group)
+
+    ledger = Ledger(asked.mesh, tell)
+    launch.join(rank, asked.layout.world, folder, counted_backend(ledger, "cpu"))
     try:
         return Rank(asked, rank, ledger, pulse).run()
     finally:
         dist.destroy_process_group()
 
 
-def main() -> None:
-    given = json.load(sys.stdin)
+def run_here(questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """Every question on this machine, one after the other."""
     answers = []
-    for i, question in enumerate(given["questions"]):
-        print(f"progress {i} {len(given['questions'])}", file=sys.stderr, flush=True)
-        answers.append({"torch": torch.__version__, "backend": "gloo", "ranks": run(read(question))})
-    json.dump(answers, sys.stdout)
+    for i, asked in enumerate(questions):
+        print(f"progress {i} {len(questions)} {asked.name}", file=sys.stderr, flush=True)
+
+        def entry(rank: int, pulse: Pulse, folder: Path, asked: Question = asked) -> dict[str, Any]:
+            return run_rank(asked, rank, pulse, folder)
+
+        answers.append(answer_of(run_ranks(entry, asked.layout.world)))
+    return answers
 
 
-def run(asked: Question) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
+def answer_of(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"torch": torch.__version__, "backend": "gloo", "ranks": list(ranks)}
 
-        def entry(rank: int) -> None:
-            answer = run_rank(asked, rank, lambda text: None, f"file://{folder}/store")
-            Path(folder, str(rank)).write_text(json.dumps(answer))
 
-        torch.multiprocessing.start_processes(entry, (), nprocs=asked.layout.world, start_method="fork")
-        return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(asked.layout.world)]
+def run_launched(asked: Question, path: Path) -> None:
+    """As one rank of a launch; the first writes what all of them found."""
+    ranks = launch.launched_ranks()
+    if ranks != asked.layout.world:
+        raise Refused(f"{ranks} ranks were launched, and the layout has {asked.layout.world}")
+
+    def entry(rank: int, pulse: Pulse, folder: Path) -> list[Any]:
+        mine = run_rank(asked, rank, pulse, folder)
+        launch.join(rank, ranks, folder)
+        found: list[Any] = [None] * ranks
+        dist.all_gather_object(found, mine)
+        dist.destroy_process_group()
+        return found
+
+    found = launch.run_launched(entry)
+    if found[0]["rank"] == 0 and launch.is_first():
+        write_whole(path, json.dumps({"answers": [answer_of(found)]}), force=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m nanum.live.worker", description="Train under a layout, and count.")
+    parser.add_argument("--question", type=Path, help="a file with the questions; without it, stdin")
+    parser.add_argument("--answer", type=Path, help="under torchrun: where rank 0 writes the answers")
+    given = parser.parse_args()
+    try:
+        text = given.question.read_text() if given.question else sys.stdin.read()
+        questions = [read(question) for question in json.loads(text)["questions"]]
+        if launch.launched():
+            if given.answer is None or len(questions) != 1:
+                raise Refused("a launch takes one question, and --answer FILE")
+            run_launched(questions[0], given.answer)
+        else:
+            json.dump({"answers": run_here(questions)}, sys.stdout)
+    except Refused as refused:
+        print("\n".join(refused.reasons), file=sys.stderr)
+        sys.exit(REFUSED)
+    except RankFailed as failed:
+        print(failed, file=sys.stderr)
+        sys.exit(FAILED)
 
 
 if __name__ == "__main__":

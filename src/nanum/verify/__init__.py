@@ -50,6 +50,7 @@ class Case:
             "job": asdict(self.job),
             "layout": asdict(self.layout),
             "stage_layers": [int(engine.layers_of_stage(layers, self.stages, i)) for i in range(self.stages)],
+            "name": self.name,
             "steps": self.steps,
             "bucket_cap_mb": self.bucket_cap_mb,
         }
