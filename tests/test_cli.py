@@ -97,11 +97,11 @@ NODE = "1x8xh100-sxm"
             id="unknown choice",
         ),
         pytest.param(
-            ["predict", "gpt2", NODE, "--schedule", "zbv", "--ep", "2", "--cp-kind", "ring"],
+            ["predict", "gpt2", NODE, "--schedule", "zbv", "--ep", "2", "--offload", "params"],
             [
                 "--schedule zbv is not modelled yet: choose gpipe or 1f1b",
                 "--ep 2 is not modelled yet: it must be 1",
-                "--cp-kind ring is not modelled yet: leave it out",
+                "--offload params is not modelled yet: choose none",
             ],
             id="not modelled",
         ),

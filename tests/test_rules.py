@@ -47,7 +47,17 @@ def test_a_possible_layout_has_no_reasons():
             "micro_batch_size·dp_replicate·dp_shard = 3·2·4 = 24 does not divide global_batch_size=512",
         ),
         ({"pp": 81}, "pp=81 exceeds num_hidden_layers=80"),
-        ({"cp": 2}, "cp=2: context parallelism is not modelled yet"),
+        ({"cp": 3}, "cp=3 does not divide seq_len=8192"),
+        ({"cp": 2048}, "cp·tp=2048·8=16384 does not divide seq_len=8192, under sequence parallel"),
+        (
+            {"cp": 2, "structure": replace(SEQUENCE, cp_kind="ulysses")},
+            "cp·tp=2·8=16 does not divide num_key_value_heads=8, under --cp-kind ulysses",
+        ),
+        (
+            {"cp": 2, "structure": replace(SEQUENCE, cp_kind="ring", attention="eager")},
+            "cp=2 by a ring puts a flash kernel's results together, and --attention eager has none",
+        ),
+        ({"structure": Structure(cp_kind="zigzag")}, "cp_kind=zigzag is not modelled"),
         ({"tp": 0}, "tp=0 is zero, and must be at least 1"),
         ({"pp": -2}, "pp=-2 is negative, and must be at least 1"),
         ({"tp": 2.5}, "tp=2.5 is not a whole number"),
@@ -64,7 +74,7 @@ def test_each_rule_speaks(change, said):
 
 
 def test_every_reason_at_once():
-    found = reasons(Layout(dp_shard=5, cp=2, tp=7, pp=100, micro_batch_size=0, structure=SEQUENCE))
+    found = reasons(Layout(dp_shard=5, cp=3, tp=7, pp=100, micro_batch_size=0, structure=SEQUENCE))
     assert len(found) == 7
     found = reasons(Layout(tp="x", pp=0, cp=1.5))
     assert len(found) == 3
@@ -123,7 +133,7 @@ def test_a_layout_without_reasons_divides_everything(row):
     if not reasons(layout, gpus):
         assert LLAMA.attention.num_key_value_heads % layout.tp == 0
         assert JOB.global_batch_size % (layout.micro_batch_size * layout.data_ranks) == 0
-        assert layout.cp == 1
+        assert JOB.seq_len % (layout.cp * layout.tp) == 0
 
 
 def test_a_jobs_defaults():

@@ -46,7 +46,7 @@ class Collective:
     compute (it is then started here, and awaited by a `Wait`); None means that the compute waits at once.
     """
 
-    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, send
+    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, permute, send
     axes: tuple[str, ...]  # mesh axes, outermost first
     phase: Phase
     what: str  # params, grads, activations, loss

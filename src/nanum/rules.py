@@ -166,12 +166,18 @@ INTERMEDIATE = Rule(
 SEQUENCE = Rule(
     "tp does not divide seq_len under sequence parallel",
     lambda model, job, cluster, layout: (
-        _fails_to_divide(layout.cp * layout.tp, job.seq_len)
-        & (_fails_to_divide(layout.cp, job.seq_len) == 0)  # else said of cp
+        (
+            _fails_to_divide(layout.tp, job.seq_len)
+            | (
+                _fails_to_divide(layout.cp * layout.tp, job.seq_len)
+                & (_fails_to_divide(layout.cp, job.seq_len) == 0)  # else said of cp
+            )
+        )
         & (layout.structure.tensor == "sequence")
     ),
     lambda model, job, cluster, layout: (
-        f"{_product(layout, 'cp', 'tp')} does not divide seq_len={job.seq_len}, under sequence parallel"
+        f"{_product(layout, *(() if _fails_to_divide(layout.tp, job.seq_len) else ('cp',)), 'tp')} "
+        f"does not divide seq_len={job.seq_len}, under sequence parallel"
     ),
 )
 CONTEXT_SEQUENCE = Rule(

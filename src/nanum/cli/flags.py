@@ -56,7 +56,7 @@ Zero = Annotated[
     _text(
         "--zero",
         "0|1|2|3",
-        "What is sharded over dp_shard: nothing, optimizer states, gradients, weights. [the engine's own]",
+        "What is sharded over dp_shard and cp: nothing, optimizer states, gradients, weights. [the engine's own]",
     ),
 ]
 Reshard = Annotated[

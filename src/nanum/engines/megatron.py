@@ -48,6 +48,14 @@ def layers_of_stage(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
 
 
 RULES = (
+    Rule(
+        "megatron's context parallelism is not modelled yet",
+        lambda model, job, cluster, layout: layout.cp > 1,
+        lambda model, job, cluster, layout: (
+            f"cp={layout.cp}: megatron's context parallelism (the rings of Transformer Engine) is not modelled yet; "
+            "torchtitan and torch have it"
+        ),
+    ),
     eager_rule("megatron", "its kernels are fused by themselves"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
     Rule(

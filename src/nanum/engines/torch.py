@@ -47,6 +47,14 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
 
 
 RULES = (
+    Rule(
+        "torch's context parallelism is with FSDP2",
+        lambda model, job, cluster, layout: (layout.cp > 1) & (layout.structure.zero != 3),
+        lambda model, job, cluster, layout: (
+            f"cp={layout.cp} leaves gradients that are sums over its ranks, and with zero={layout.structure.zero} "
+            "nothing here reduces them (torch): use --zero 3"
+        ),
+    ),
     eager_rule("torch", "it states eager kernels, as recorded; torchtitan takes it"),
     zero_rule(
         "torch", (0, 3), "there is no engine for ZeRO-2, and ZeroRedundancyOptimizer (ZeRO-1) is not modelled yet"

@@ -3,7 +3,9 @@
 Read at torchtitan b5bcd76 (August 2026): parallelize.py (units: embedding, each layer, norm and head),
 pipeline_parallel.py (layers of a stage), activation_checkpoint.py (selective: every second matmul, attention and
 reduce-scatters are kept), config/configs.py. Parameters are fp32 shards, gathered and computed in bf16, reduced in
-fp32. nn.RMSNorm is one kernel on CUDA; the rest is eager unless compiled. The optimizer is fused.
+fp32. nn.RMSNorm is one kernel on CUDA; the rest is eager unless compiled. The optimizer is fused. Context parallelism:
+this version gathers keys and values around FlexAttention (allgather), 0.2 ran PyTorch's ring, and Ulysses is not its
+own; each rank takes a block from both ends of a sequence, so that causal attention is even.
 """
 
 from __future__ import annotations
@@ -51,6 +53,21 @@ RULES = (
         lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.dp_shard * layout.cp > 1),
         lambda model, job, cluster, layout: (
             f"zero=0 shards nothing, but dp_shard={layout.dp_shard}: use dp_replicate (torchtitan)"
+            if layout.cp == 1
+            else f"zero=0 shards nothing, but FSDP2 is what reduces over cp={layout.cp}: use --zero 3 (torchtitan)"
+        ),
+    ),
+    Rule(
+        "torchtitan's head-tail balance needs two blocks of a sequence for each cp rank",
+        # Where cp itself does not divide, that is said instead; a cp of 0 is another rule's.
+        lambda model, job, cluster, layout: (
+            (layout.cp > 1)
+            & (job.seq_len % (layout.cp + (layout.cp == 0)) == 0)
+            & (job.seq_len % (2 * layout.cp + (layout.cp == 0)) != 0)
+        ),
+        lambda model, job, cluster, layout: (
+            f"2·cp={2 * layout.cp} does not divide seq_len={job.seq_len}: a rank takes one block from each end "
+            "(torchtitan)"
         ),
     ),
     Rule(

@@ -17,12 +17,19 @@ if TYPE_CHECKING:
 
 UNMODELLED = (
     "other rank orders, kernels and micro-batches than a plan tries (flash attention, powers of two up to 16)",
-    "context, expert and virtual-stage parallelism, fp8, offload, LoRA",
+    "expert and virtual-stage parallelism, fp8, offload, LoRA",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
     "slower kernels while exchanges overlap with them, stragglers and jitter",
     "kernel launches that the host cannot keep ahead of",
     "fragmentation beyond the stated reserve; cuBLAS workspaces",
+)
+OF_CONTEXT_PARALLEL = (
+    "uneven ranks of context parallelism: attention is counted as their average (torch takes blocks in order, so that "
+    "the last rank has up to twice that; torchtitan evens them out)",
+)
+OF_A_RING = (
+    "a ring's exchanges beside its attention (each is waited for), and what puts its partial results together",
 )
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 
@@ -53,8 +60,15 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
         "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction},
         "throughput": p.throughput,
         "assumptions": p.assumptions,
-        "unmodelled": list(UNMODELLED),
+        "unmodelled": unmodelled(p.layout),
     }  # fmt: skip
+
+
+def unmodelled(layout: Layout) -> list[str]:
+    """What an answer about this layout leaves out."""
+    of_context = OF_CONTEXT_PARALLEL if layout.cp > 1 else ()
+    of_ring = OF_A_RING if layout.structure.cp_kind == "ring" else ()
+    return [*UNMODELLED, *of_context, *of_ring]
 
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:

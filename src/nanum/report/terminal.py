@@ -104,6 +104,8 @@ def flags_of(document: Document) -> str:
         words.append("--reshard" if at["reshard"] else "--no-reshard")
     if at["tp"] > 1:
         words.append("--sp" if at["sp"] else "--no-sp")
+    if at["cp"] > 1:
+        words.append(f"--cp-kind {at['cp_kind']}")
     if at["pp"] > 1:
         words.append(f"--schedule {at['schedule']}")
     if at["rank_order"] != ",".join(RANK_ORDER):
@@ -128,6 +130,8 @@ def layout_words(layout: Document) -> str:
         others.append(f"ZeRO-{zero}{', weights kept gathered' if kept else ''}" if zero else "no ZeRO")
     if flat.get("tensor") == "sequence" or flat.get("sp") is True:
         others.append("sequence parallel")
+    if flat.get("cp", 1) != 1 and "cp_kind" in flat:
+        others.append(f"{flat['cp_kind']} context parallel")
     if flat.get("pp", 1) != 1 and "schedule" in flat:
         others.append(str(flat["schedule"]))
     if "recompute" in flat:

@@ -1,0 +1,269 @@
+"""Context parallelism as papers state it, beside the ledgers that are derived from the Program.
+
+Letters as in `test_closed_forms`; c ranks share a sequence, q = a·d the width of the queries, κ = 2·g·d that of keys
+and values together. ρ(n) = (n - 1)/n is what a ring sends of a gathered buffer, and an all-to-all of what it deals out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from nanum import cluster, engines
+from nanum import model as models
+from nanum.account.memory import held_after, peak
+from nanum.account.traffic import Key, Total, flops, traffic
+from nanum.build import build, emit_parts
+from nanum.conventions import Conventions
+from nanum.engines.engine import Engine
+from nanum.job import Job
+from nanum.layout import ContextParallel, Layout, Structure
+from nanum.model import Attention, Mlp, Model
+from nanum.parallel.pipeline import Step
+from nanum.prediction import consistent, predict, reasons
+from nanum.program import Held
+from nanum.search.candidates import candidates
+
+TORCH, TORCHTITAN = engines.load("torch"), engines.load("torchtitan")
+KINDS = tuple(kind for kind in get_args(ContextParallel) if kind != "none")
+B, S, H, A, G, F, V, L = 2, 128, 256, 8, 4, 704, 1024, 3
+Q, KAPPA = H, 2 * G * (H // A)
+X = 2 * B * S * H
+M = 3
+LLAMA, JOB = models.load("llama-3.2-1b"), Job(8192, 8)
+
+
+def rho(n: int) -> Fraction:
+    return Fraction(n - 1, n)
+
+
+def llama(layers: int = L) -> Model:
+    return Model(
+        "llama", H, V, layers, S, Attention(A, G, H // A), Mlp(F, gated=True, activation="silu"), "rms_norm", "rotary",
+        tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+def layout(kind: str = "none", *, sp: bool = True, sizes: dict[str, Any], **structure: Any) -> Layout:
+    tensor = "none" if np.all(sizes.get("tp", 1) == 1) else "sequence" if sp else "tensor"
+    pipelined = bool(np.any(sizes.get("pp", 1) > 1))
+    stated = Structure(zero=3, tensor=tensor, pipelined=pipelined, cp_kind=kind, **structure)  # type: ignore[arg-type]
+    return Layout(**sizes, micro_batch_size=B, structure=stated)
+
+
+def passing_on(model: Model, job: Job, structure: Structure) -> Conventions:
+    return replace(TORCHTITAN.conventions(model, job, structure), ring_gathers=False)
+
+
+def step(
+    kind: str,
+    *,
+    layers: int = L,
+    stage: int = 0,
+    engine: Engine = TORCHTITAN,
+    sp: bool = True,
+    recompute: str = "none",
+    **sizes: int,
+) -> Step:
+    at = layout(kind, sizes=sizes, sp=sp, recompute=recompute)
+    return build(llama(layers), Job(S, B * M * at.data_ranks), at, engine, stage)
+
+
+def rows(program: Step, axis: str, what: str = "activations") -> dict[Key, Total]:
+    return {k: t for k, t in traffic(program.program).items() if axis in k.axes and k.what == what}
+
+
+def of_a_layer(axis: str, kind: str, **given: Any) -> tuple[int, int]:
+    """Bytes that one layer sends over an axis in a micro-batch, and in how many calls."""
+    more, fewer = (rows(step(kind, layers=n, **given), axis).values() for n in (L + 1, L))
+    sent, calls = (
+        sum(int(getattr(t, field)) for t in more) - sum(int(getattr(t, field)) for t in fewer)
+        for field in ("wire_bytes", "calls")
+    )
+    assert sent % M == 0
+    assert calls % M == 0
+    return sent // M, calls // M
+
+
+@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("c", [2, 4])
+def test_bytes_of_ulysses(c: int, t: int) -> None:
+    """2ρ(c)·2·b·(s/c)·(2q + κ)/t in four all-to-alls forward and four backward (Jacobs et al., 2023, section 3.2); half
+    as much again with full recompute."""
+    a_pass = rho(c) * 2 * B * Fraction(S, c) * (2 * Q + KAPPA) / t
+    assert of_a_layer("cp", "ulysses", cp=c, tp=t) == (2 * a_pass, 8)
+    assert of_a_layer("cp", "ulysses", cp=c, tp=t, recompute="full") == (3 * a_pass, 12)
+
+
+@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("c", [2, 4, 8])
+def test_bytes_of_gathered_keys(c: int, t: int) -> None:
+    """Keys and values are gathered, their gradients reduced to their owners: 2ρ(c)·2·b·s·κ/t in two and two calls."""
+    a_pass = rho(c) * 2 * B * S * KAPPA / t
+    assert of_a_layer("cp", "allgather", cp=c, tp=t) == (2 * a_pass, 4)
+
+
+@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("c", [2, 4, 8])
+def test_bytes_of_a_ring(c: int, t: int) -> None:
+    """(c - 1)·2·b·(s/c)·κ/t forward and again backward (Liu et al., 2023, section 3), and backward fp32 gradients of
+    keys and values in c turns, the last of which brings them home. PyTorch gathers what forward and backward pass on:
+    as many bytes in one call."""
+    block = 2 * B * Fraction(S, c) * KAPPA / t
+    expected = 2 * (c - 1) * block + c * 2 * block
+    engine = replace(TORCHTITAN, conventions=passing_on)
+    assert of_a_layer("cp", "ring", cp=c, tp=t, engine=engine) == (expected, 2 * (c - 1) + c)
+    assert of_a_layer("cp", "ring", cp=c, tp=t) == (expected, 2 + c)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sp", [True, False])
+def test_tensor_parallel_exchanges_are_of_a_ranks_rows(kind: str, sp: bool) -> None:
+    """8ρ(t)·X/c, as without context parallelism of a c-th of the rows."""
+    assert of_a_layer("tp", kind, cp=4, tp=2, sp=sp)[0] == 8 * rho(2) * X / 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("d", "c"), [(1, 4), (2, 2)])
+def test_weights_are_stored_over_dp_shard_and_cp(kind: str, d: int, c: int) -> None:
+    """d·c ranks of data parallelism, those of one sequence among them, exchange what d·c of it alone do."""
+    both, alone = step(kind, dp_shard=d, cp=c), step("none", dp_shard=d * c)
+    for what in ("params", "grads"):
+        of_both, of_one = rows(both, "cp", what), rows(alone, "dp_shard", what)
+        assert {k.axes for k in of_both} == {("dp_shard", "cp")}
+        assert [vars(t) for t in of_both.values()] == [vars(t) for t in of_one.values()]
+    assert held_after(both.program)["params"] == held_after(alone.program)["params"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pipeline_sends_a_ranks_rows(kind: str) -> None:
+    """2m·X/c of an interior rank."""
+    found = rows(step(kind, layers=6, stage=1, cp=4, pp=3), "pp").values()
+    assert sum(int(t.wire_bytes) for t in found) == 2 * M * X / 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("c", [2, 4])
+def test_ranks_compute_what_one_alone_computes(kind: str, c: int) -> None:
+    assert c * flops(step(kind, cp=c).program) == flops(step("none").program)
+
+
+@pytest.mark.parametrize("kind", ["allgather", "ulysses"])
+def test_eager_scores_of_a_ranks_rows_or_heads(kind: str) -> None:
+    """A c-th of the s·s scores of every head, and a c-th of their FLOPs."""
+    found = {}
+    for name, c in (("none", 1), (kind, 4)):
+        at = layout(name, sizes={"cp": c}, attention="eager")
+        parts = emit_parts(llama(), Job(S, B), at, TORCHTITAN)
+        scores = [node for node in parts.layer.forward if isinstance(node, Held) and node.name == "core_scores"]
+        found[c] = float(flops(parts.layer.forward)), max(int(node.bytes) for node in scores)
+    assert found[1] == (4 * found[4][0], 4 * found[4][1])
+    assert found[1][1] == 2 * B * A * S * S
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+def saved(kind: str, c: int) -> int:
+    parts = emit_parts(llama(), Job(S, B), layout(kind, sizes={"cp": c}), TORCHTITAN)
+    return int(peak(parts.layer.forward).net)
+
+
+@pytest.mark.parametrize("c", [2, 4])
+def test_what_a_layer_saves(c: int) -> None:
+    """A c-th of everything under a ring. Gathered keys and values are whole; Ulysses saves the core's output twice: of
+    its heads for the core, of its rows for the product that follows."""
+    whole, rows_of_a_rank = saved("none", 1), B * S // c
+    assert saved("ring", c) == Fraction(whole, c)
+    assert saved("allgather", c) == Fraction(whole, c) + 2 * KAPPA * (B * S - rows_of_a_rank)
+    assert saved("ulysses", c) == Fraction(whole, c) + 2 * Q * rows_of_a_rank
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_layouts_at_once_are_as_each_alone(kind: str) -> None:
+    sizes = {"dp_shard": [1, 2, 4, 1], "cp": [2, 2, 4, 4], "tp": [1, 1, 1, 1], "pp": [1, 1, 1, 1]}
+    together = layout(kind, sizes={axis: np.array(each) for axis, each in sizes.items()})
+    found = traffic(
+        build(llama(), Job(S, 48), replace(together, dp_replicate=np.ones(4, np.int64)), TORCHTITAN, 0).program
+    )
+    for i in range(4):
+        alone = layout(kind, sizes={axis: each[i] for axis, each in sizes.items()})
+        for key, total in traffic(build(llama(), Job(S, 48), alone, TORCHTITAN, 0).program).items():
+            for field, value in vars(total).items():
+                assert np.broadcast_to(getattr(found[key], field), 4)[i] == value, (key, field)
+
+
+def test_the_structure_follows_the_sizes() -> None:
+    assert consistent(Layout(cp=2)).structure.cp_kind == "ring"
+    assert consistent(Layout(cp=2, structure=Structure(cp_kind="ulysses"))).structure.cp_kind == "ulysses"
+    assert consistent(Layout(structure=Structure(cp_kind="ulysses"))).structure.cp_kind == "none"
+    for wrong in (Layout(cp=2), Layout(structure=Structure(cp_kind="ring"))):
+        with pytest.raises(ValueError, match="cp_kind"):
+            build(llama(), Job(S, B), wrong, TORCHTITAN, 0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "said"),
+    [
+        ("torchtitan", {"cp": 3}, "cp=3 does not divide seq_len=8192"),
+        ("torchtitan", {"cp": 8192}, "2·cp=16384 does not divide seq_len=8192"),
+        ("torch", {"cp": 4096, "tp": 4}, "cp·tp=4096·4=16384 does not divide seq_len=8192, under sequence parallel"),
+        (
+            "torch",
+            {"cp": 16, "cp_kind": "ulysses"},
+            "cp=16 does not divide num_key_value_heads=8, under --cp-kind ulysses",
+        ),
+        (
+            "torch",
+            {"cp": 16, "tp": 4, "cp_kind": "ulysses"},
+            "cp·tp=16·4=64 does not divide num_attention_heads=32, under --cp-kind ulysses",
+        ),
+        ("torch", {"cp": 2, "attention": "eager"}, "cp=2 by a ring puts a flash kernel's results together"),
+        ("torch", {"cp": 2, "zero": 0}, "cp=2 leaves gradients that are sums over its ranks"),
+        ("torchtitan", {"cp": 2, "zero": 0}, "FSDP2 is what reduces over cp=2"),
+        ("megatron", {"cp": 2}, "cp=2: megatron's context parallelism"),
+    ],
+)
+def test_an_impossible_layout_is_refused_in_the_users_words(engine: str, given: dict[str, Any], said: str) -> None:
+    sizes = {axis: given[axis] for axis in ("cp", "tp") if axis in given}
+    structure = Structure(
+        zero=given.get("zero", 3),
+        tensor="sequence" if "tp" in given else "none",
+        cp_kind=given.get("cp_kind", "ring"),
+        attention=given.get("attention", "flash"),
+    )
+    at = Layout(**sizes, structure=structure)
+    gpus = replace(cluster.load("1x8xh100-sxm"), nodes=1, gpus_per_node=at.world)
+    found = reasons(models.load("llama-3.1-8b"), Job(8192, 8), gpus, at, engines.load(engine))
+    assert [reason for reason in found if said in reason], found
+    assert len(found) <= 2
+
+
+@pytest.mark.parametrize("engine", ["torch", "torchtitan"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prediction(engine: str, kind: str) -> None:
+    """Longer exchanges make longer steps, and what is not modelled is said."""
+    at = Layout(dp_shard=2, cp=4, structure=Structure(zero=3, cp_kind=kind))  # type: ignore[arg-type]
+    ours = cluster.load("1x8xh100-sxm")
+    fast = predict(LLAMA, JOB, ours, at, engine)
+    link = ours.intra_node
+    slower = replace(ours, intra_node=replace(link, bytes_per_second=replace(link.bytes_per_second, value=1e9)))
+    assert (
+        predict(models.load("llama-3.2-1b"), Job(8192, 8), slower, at, engine).time.step_seconds
+        > fast.time.step_seconds
+    )
+    document = fast.to_dict()
+    assert document["layout"]["cp_kind"] == kind
+    undivided = predict(LLAMA, JOB, ours, Layout(dp_shard=8), engine).to_dict()
+    left_out = [each for each in document["unmodelled"] if each not in undivided["unmodelled"]]
+    assert [each.split()[0] for each in left_out] == ["uneven", "a"][: 1 + (kind == "ring")]
+
+
+def test_a_plan_does_not_search_it() -> None:
+    ours = cluster.load("1x8xh100-sxm")
+    groups = candidates(LLAMA, JOB, ours, TORCHTITAN).groups
+    assert groups
+    assert all(np.all(group.layout.cp == 1) and group.layout.structure.cp_kind == "none" for group in groups)
