@@ -70,7 +70,7 @@ def _one_chunk(schedule: str) -> Callable[[int, int, int, int], list[Action]]:
         count, r = runs(schedule, pp, rank, num_microbatches), _Rank()
         for kinds, times in (("F", count.warmup), ("FB", count.steady), ("B", count.cooldown)):
             for kind in kinds * times:
-                r.do(kind, 0)  # type: ignore[arg-type]
+                r.do(kind, 0)
         return r.actions
 
     return actions
@@ -193,7 +193,7 @@ SPLITS_BACKWARD = ("zb-h1", "zbv", "dualpipev")
 
 
 def why_not(schedule: str, pp: int, chunks: int, num_microbatches: int) -> str | None:
-    """Why a schedule has no order for these sizes; None where it has. Whole numbers of at least 1 are taken for granted."""
+    """Why a schedule has no order for these sizes, whole numbers of at least 1; None where it has."""
     if schedule in WARMUP:
         return None if chunks == 1 else f"{schedule} has one chunk a rank, not {chunks}"
     if schedule in V_SHAPED:

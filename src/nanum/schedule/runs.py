@@ -1,6 +1,6 @@
-"""Schedules of one chunk a rank, compressed: `warmup` forwards, then `steady` pairs of one forward and one backward, then
-`cooldown` backwards (GPipe: arXiv 1811.06965; 1F1B: PipeDream-Flush, arXiv 2006.09503, as in Megatron-LM's schedule
-without interleaving). Sizes are ints or arrays over layouts, so that a plan reads them of all at once.
+"""Schedules of one chunk a rank, compressed: `warmup` forwards, then `steady` pairs of one forward and one backward,
+then `cooldown` backwards (GPipe: arXiv 1811.06965; 1F1B: PipeDream-Flush, arXiv 2006.09503, as in Megatron-LM's
+schedule without interleaving). Sizes are ints or arrays over layouts, so that a plan reads them of all at once.
 """
 
 from __future__ import annotations
