@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,22 +11,14 @@ import pytest
 from nanum.layout import Structure
 from nanum.parallel import pipeline
 from nanum.parallel.pipeline import Position
-from nanum.schedule import WARMUP, Action, name_of, order
+from nanum.schedule import WARMUP, names, order
 
 STAGES = range(2, 8)
 MICRO_BATCHES = range(1, 14)
 
 
-def walked(actions: Iterable[Action], num_microbatches: int) -> list[str]:
-    names, before = [], None
-    for action in actions:
-        names.append(name_of(action, before, num_microbatches))
-        before = action.kind
-    return names
-
-
 def unrolled(position: Position, structure: Structure) -> list[str]:
-    return [name for rounds, names in pipeline.order(position, structure) for _ in range(int(rounds)) for name in names]
+    return [name for rounds, turn in pipeline.order(position, structure) for _ in range(int(rounds)) for name in turn]
 
 
 @pytest.mark.parametrize("schedule", WARMUP)
@@ -36,7 +27,7 @@ def test_a_stage_does_what_its_schedule_orders(schedule: Any, pp: int) -> None:
     structure = Structure(pipelined=True, schedule=schedule)
     for m in MICRO_BATCHES:
         for stage, actions in enumerate(order(schedule, pp, m)):
-            assert unrolled(Position(stage, pp, m), structure) == walked(actions, m), (stage, m)
+            assert unrolled(Position(stage, pp, m), structure) == names(actions), (stage, m)
 
 
 @pytest.mark.parametrize("schedule", WARMUP)
@@ -44,12 +35,12 @@ def test_many_stages_at_once_do_what_each_does(schedule: Any) -> None:
     structure = Structure(pipelined=True, schedule=schedule)
     cases = [(stage, pp, m) for pp in STAGES for stage in range(pp) for m in MICRO_BATCHES]
     counted: dict[str, Any] = Counter()
-    for rounds, names in pipeline.order(Position(*map(np.array, zip(*cases, strict=True))), structure):
-        for name in names:
+    for rounds, turn in pipeline.order(Position(*map(np.array, zip(*cases, strict=True))), structure):
+        for name in turn:
             counted[name] = counted[name] + rounds
     for i, (stage, pp, m) in enumerate(cases):
         each = {name: int(np.broadcast_to(rounds, len(cases))[i]) for name, rounds in counted.items()}
-        assert +Counter(each) == Counter(walked(order(schedule, pp, m)[stage], m)), (stage, pp, m)
+        assert +Counter(each) == Counter(names(order(schedule, pp, m)[stage])), (stage, pp, m)
 
 
 @pytest.mark.parametrize("schedule", WARMUP)
@@ -59,4 +50,4 @@ def test_without_a_pipeline_each_forward_is_followed_by_its_backward(schedule: A
     for m in MICRO_BATCHES:
         (alone,) = order("1f1b", 1, m)
         assert [action.kind for action in alone] == ["F", "B"] * m
-        assert unrolled(Position(0, 1, m), structure) == walked(alone, m)
+        assert unrolled(Position(0, 1, m), structure) == names(alone)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanum.schedule import KINDS, NAMES, WARMUP, Action, finish_times, in_flight, lower_bound, name_of, order, runs
+from nanum.schedule import KINDS, NAMES, WARMUP, Action, finish_times, in_flight, lower_bound, names, order, runs
 
 schedules = st.sampled_from(sorted(WARMUP))
 stages = st.integers(1, 7)
@@ -76,11 +76,9 @@ def as_played(schedule, pp, m, durations, n):
     """[stage][micro-batch] seconds of forwards and of backwards, each by its name."""
     forward, backward = np.empty((2, pp, m))
     for stage, actions in enumerate(order(schedule, pp, m)):
-        before = None
-        for action in actions:
+        for action, name in zip(actions, names(actions), strict=True):
             table = forward if action.kind == "F" else backward
-            table[stage, action.micro_batch] = durations[name_of(action, before, m)][stage, n]
-            before = action.kind
+            table[stage, action.micro_batch] = durations[name][stage, n]
     return forward, backward
 
 

@@ -21,16 +21,18 @@ from nanum.blocks.layer import emit_layer, layer_body
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
-from nanum.layout import AXES, Layout, Recompute, Structure
+from nanum.layout import AXES, ONE_CHUNK, V_SHAPED, Layout, Recompute, Structure
 from nanum.model import Model
 from nanum.once import Once
 from nanum.parallel.chain import Chain, Stage
+from nanum.parallel.chunks import RankStep
 from nanum.parallel.flat_buffers import Buffer, FlatBuffers, buffer
 from nanum.parallel.fully_shard import FullyShard
 from nanum.parallel.pipeline import DataParallel, Position, Step, step
 from nanum.parallel.replicated import Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
+from nanum.schedule import order, rank_of, stage_of
 from nanum.sharding import BATCH_AXES, Shapes, Tensor
 
 BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "micro_batch_size")
@@ -117,7 +119,7 @@ def build(
     *,
     at: Mapping[str, int] | None = None,
 ) -> Step:
-    """One step of pipeline stage `stage` (an int, or an array beside the layout's arrays).
+    """One step of pipeline stage `stage` (an int, or an array beside the layout's arrays), of pp * virtual_stages.
 
     Emitted once for what differs: bodies for distinct shapes, actions for distinct stages, and counts for every stage.
     `bodies` are those of an earlier call, where they are the same (`emit_parts` says of what). `at` is the index along
@@ -126,6 +128,35 @@ def build(
     """
     bodies = bodies or emit_bodies(model, job, layout, engine, at)
     return assemble(place_stages(model, job, layout, engine, stage, bodies), bodies.parts, layout.structure, engine)
+
+
+def build_rank(
+    model: Model,
+    job: Job,
+    layout: Layout,
+    engine: Engine,
+    rank: int,
+    bodies: Bodies | None = None,
+    *,
+    at: Mapping[str, int] | None = None,
+) -> Step | RankStep:
+    """One step of pipeline rank `rank`, of one layout: its only stage's, or all of its stages' in the schedule's order.
+    `bodies` and `at` are as in `build`.
+
+    Raises ValueError where the schedule has no order for the layout's sizes, or the engine none of several chunks.
+    """
+    structure = layout.structure
+    if not structure.pipelined or structure.schedule in ONE_CHUNK:
+        return build(model, job, layout, engine, rank, bodies, at=at)
+    if engine.data_parallel == "flat_buffers":
+        raise ValueError(f"{engine.name}'s schedules of several chunks are not modelled")
+    pp, chunks = layout.pp, structure.virtual_stages
+    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
+    table = order(structure.schedule, pp, m, chunks)
+    bodies = bodies or emit_bodies(model, job, layout, engine, at)
+    stages = [stage_of(structure.schedule, pp, rank, chunk) for chunk in range(chunks)]
+    steps = [build(model, job, layout, engine, stage, bodies) for stage in stages]
+    return RankStep(tuple(steps), table[rank], structure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,14 +174,16 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     """Where the parts of the model are: the distinct stages, and what each exchanges for its weights."""
     _check(layout)
     parts, at_body = bodies.parts, bodies.at
-    layers = engine.layers_of_stage(model.num_hidden_layers, layout.pp, stage)
-    first, last = (stage == 0) * 1, (stage == layout.pp - 1) * 1
+    stages = layout.pp * layout.structure.virtual_stages
+    layers = engine.layers_of_stage(model.num_hidden_layers, stages, stage)
+    first, last = (stage == 0) * 1, (stage == stages - 1) * 1
     at = None
     kinds: Any = (layers, first, last, at_body, layout.pp)
     if at_body is not None:
         kinds, at = distinct(kinds)
     layers, first, last, at_body, pp = kinds
-    where = Stage(layers, first, last, 1 - last, 1 - first, at_body)
+    onward, back = (_on_this_rank(layout, stage, stage + way) for way in (1, -1))
+    where = Stage(layers, first, last, (1 - last) * (1 - onward), (1 - first) * (1 - back), at_body, onward, back)
     sizes = {f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}
     shapes, conventions, table = parts.shapes, parts.conventions, parts.table
     tied = model.tie_word_embeddings
@@ -171,6 +204,15 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
     seen = Layout(**sizes, pp=pp, structure=layout.structure, rank_order=layout.rank_order)
     return Staged(chain, _exchanged(chain, parts, engine), Position(stage, layout.pp, m, at), seen)
+
+
+def _on_this_rank(layout: Layout, stage: Any, other: Any) -> int:
+    """1 where a stage and its neighbour are on the same rank: at the turn of a V."""
+    structure = layout.structure
+    if structure.schedule not in V_SHAPED or not structure.pipelined:
+        return 0
+    ranks = [rank_of(structure.schedule, layout.pp, s) for s in (stage, other)]
+    return int(ranks[0] == ranks[1] and 0 <= other < layout.pp * structure.virtual_stages)
 
 
 def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine) -> Step:

@@ -9,7 +9,11 @@ from typing import Any, Literal
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outermost first: the default rank order (the last one varies fastest, so its ranks are neighbours)."""
 
-Schedule = Literal["gpipe", "1f1b"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zbv", "dualpipev"]
+ONE_CHUNK: tuple[Schedule, ...] = ("gpipe", "1f1b")
+"""Schedules of which a rank holds one stage; of all others it holds several, its virtual stages."""
+V_SHAPED: tuple[Schedule, ...] = ("zbv", "dualpipev")
+"""Schedules of two stages a rank, of which the second go back up the ranks: the first rank holds both ends."""
 Recompute = Literal["none", "selective", "full"]
 TensorParallel = Literal["none", "tensor", "sequence"]
 ContextParallel = Literal["none", "ring", "allgather", "ulysses"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from nanum.conventions import EVERYTHING, Conventions, Kept
 from nanum.layout import Structure
+from nanum.operators.halves import Halves, halves
 from nanum.operators.lifetimes import split_step
 from nanum.operators.tape import Tape
 from nanum.program import Mark, Node
@@ -31,6 +33,25 @@ class Body:
     output_bytes: Any = 0  # of what it hands to the next part (or to the next pipeline stage)
     seed_bytes: Any = 0  # what is held to the end of the whole backward
     kept_bytes: Any = 0  # what a caller's frame holds to the end of the step
+    emitted: Emitted | None = None  # the operations that it was laid out from
+
+    @property
+    def halves(self) -> Halves:
+        """Backward in two halves; the loss's own backward comes before the first, and is `loss_backward_half`."""
+        return self._halves[1]
+
+    @property
+    def loss_backward_half(self) -> tuple[Node, ...]:
+        """The loss's backward, where backward goes on in halves."""
+        return self._halves[0]
+
+    @cached_property
+    def _halves(self) -> tuple[tuple[Node, ...], Halves]:
+        if self.emitted is None:
+            raise ValueError("a part that was not emitted has no halves")
+        both = self.emitted.halves()
+        loss, rest = _cut(both.input, "pre_backward", keep="after")
+        return loss, replace(both, input=rest)
 
 
 @dataclass(frozen=True)
@@ -89,7 +110,27 @@ class Emitted:
         forward, loss = _cut(forward, "post_forward", keep="before")
         loss_backward, backward = _cut(backward, "pre_backward", keep="after")
         grads = dict(tape.weight_grads)
-        return Body(forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, kept)
+        return Body(
+            forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, kept, self
+        )  # fmt: skip
+
+    def halves(self) -> Halves:
+        """Backward in two halves, where all is kept that backward reads. Raises ValueError for a part without input,
+        which has no gradient to give before those of its weights.
+        """
+        if self.dx is None:
+            raise ValueError("backward has no half for an input's gradient where there is no input")
+        tape = self.tape
+        return halves(
+            tape.shapes,
+            tape.forward,
+            tape.backward,
+            enters=[] if self.x is None else [self.x],
+            enters_back=[] if self.dy is None else [self.dy],
+            result=self.dx,
+            weight_grads=set(tape.weight_grads.values()),
+            stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
+        )
 
 
 def emit(tape: Tape, compute: Callable[[], Tensor | None], *, x: Tensor | None = None) -> Emitted:

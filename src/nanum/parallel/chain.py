@@ -21,6 +21,7 @@ from nanum.program import Compute, Held, Node, Phase, Repeat
 Place = Literal["embedding", "first", "middle", "last", "head"]
 Part = Literal["embedding", "layer", "head"]
 Direction = Literal["forward", "backward"]
+Half = Literal["whole", "input", "weight"]
 Around = Callable[[Place], tuple[list[Node], list[Node]]]
 
 
@@ -43,6 +44,8 @@ class Stage:
     onward: Any
     back: Any
     at: np.ndarray | None = None
+    hands_on: Any = 0  # 1 where the next stage is on the same rank, which is not sent to
+    takes: Any = 0  # 1 where the stage before is
 
     def take(self, quantity: Any) -> Any:
         return take(quantity, self.at)
@@ -79,7 +82,7 @@ class Chain:
     def body(self, place: Place) -> Body:
         return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
 
-    def _run(self, places: tuple[Place, ...], direction: Direction, around: Around) -> list[Node]:
+    def _run(self, places: tuple[Place, ...], direction: Direction, around: Around, half: Half = "whole") -> list[Node]:
         """Each part between what an engine does before and after it. What is handed from part to part is held
         meanwhile.
         """
@@ -89,7 +92,7 @@ class Chain:
             body = self.body(place)
             core, handed, output = body.forward, body.input_bytes, body.output_bytes
             if direction == "backward":
-                core, handed, output = body.backward, output, handed
+                core, handed, output = body.backward if half == "whole" else body.halves.input, output, handed
             before = self._while_held(handed, enter)
             after = self._while_held(output, leave)
             nodes.append(Repeat(self.count(place), (*before, Repeat(1, core, self.stage.at), *after)))
@@ -120,8 +123,14 @@ class Chain:
             Repeat(self.stage.heads, (Repeat(1, self.head.loss, self.stage.at),)),
         ]
 
-    def backward(self, begin: list[Node], around: Around) -> list[Node]:
-        """Backward through the parts; `begin` is what an engine does once the loss's gradient is there."""
+    def backward(self, begin: list[Node], around: Around, half: Half = "whole") -> list[Node]:
+        """Backward through the parts; `begin` is what an engine does once the loss's gradient is there. One half of it
+        alone, where a schedule splits it.
+        """
+        if half == "input":
+            return self._inputs_half(begin, around)
+        if half == "weight":
+            return self._weights_half(begin, around)
         loss = Repeat(self.stage.heads, (Repeat(1, self.head.loss_backward, self.stage.at),))
         shared = self.tied_grad_bytes * self.stage.embeds * self.stage.heads
         return [
@@ -131,6 +140,21 @@ class Chain:
             *self._run(("embedding",), "backward", around),
             Held("grads", -shared),
         ]
+
+    def _inputs_half(self, begin: list[Node], around: Around) -> list[Node]:
+        loss = Repeat(self.stage.heads, (Repeat(1, self.head.loss_backward_half, self.stage.at),))
+        return [loss, *begin, *self._run(("head", "last", "middle", "first"), "backward", around, "input")]
+
+    def _weights_half(self, begin: list[Node], around: Around) -> list[Node]:
+        """Parts as in backward, though PyTorch goes by the order of the parameters: in passing, other bytes are held."""
+        nodes = list(begin)
+        places: tuple[Place, ...] = ("head", "last", "middle", "first")
+        for place in places:
+            enter, leave = around(place)
+            core = Repeat(1, self.body(place).halves.weight, self.stage.at)
+            nodes.append(Repeat(self.count(place), (*enter, core, *leave)))
+        layer, head = (self.stage.take(body.halves.retained_bytes) for body in (self.layer, self.head))
+        return [*nodes, Held("activations", -layer * self.stage.layers - head * self.stage.heads)]
 
     def total(self, field: str, embedding: object, layer: object, head: object) -> Any:
         """The sum over the stage's parts of a field that each part's weights have."""

@@ -23,9 +23,9 @@ from nanum.arrays import where
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.once import Once
-from nanum.parallel.chain import Chain, Direction, Part, Place, copy
+from nanum.parallel.chain import Chain, Direction, Half, Part, Place, copy
 from nanum.parallel.units import Unit
-from nanum.program import DATA_STREAM, Compute, Held, Node, Phase, Wait
+from nanum.program import DATA_STREAM, Compute, Held, Node, Phase, Repeat, Wait
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +120,21 @@ class FullyShard:
         following = self._units(self.chain.follows(place, direction), heads=heads)
         return [node for unit, presence in following for node in self._start(unit, direction, presence)]
 
+    def gather_ahead(self) -> list[Node]:
+        """Gather all units of the stage before its forward pass, as a schedule of several chunks does: all at once, and
+        then copied out.
+        """
+        units = [(self.embedding, 1), (self.layer, self.chain.stage.layers), (self.head, 1)]
+        begin = [Repeat(n, (*self._start(u, "forward"), *self._flat(u))) for u, n in units]
+        return [*begin, *(Repeat(n, tuple(self._copy_out(u, "forward", u.gather_bytes))) for u, n in units)]
+
+    def drop(self, *, layers: bool) -> list[Node]:
+        """Free gathered weights: the layers' where they are there, and an end's, which forward may free with them."""
+        here = [(self.layer, self.chain.stage.layers)] if layers else []
+        ends: tuple[tuple[Place, Unit], ...] = (("embedding", self.embedding), ("head", self.head))
+        here += [(u, 1) for part, u in ends if layers or not self._freed(part)]
+        return [Held("params", -u.weights_bytes * n) for u, n in here]
+
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
         """One micro-batch forward; `gathers` is False where an earlier action left the weights gathered."""
         reshards = self.structure.reshard
@@ -186,13 +201,13 @@ class FullyShard:
         return self.structure.reshard and self.conventions.root_reshards
 
     # --- backward ---------------------------------------------------------------------------------------------------
-    def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
+    def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
         """One micro-batch backward. `first` and `last` of a step: where gradients are made, and where a pipeline
-        reduces them.
+        reduces them. Of a backward in halves the first gathers, and the second leaves the gradients.
         """
         pipelined = self.structure.pipelined
-        reduces = last or not pipelined
-        gathers = gathers and self.structure.reshard
+        reduces = (last or not pipelined) and half != "input"
+        gathers = gathers and self.structure.reshard and half != "weight"
         layers = self.chain.stage.layers
         zero: Any = 0
         reduced = self.layer.reduce_bytes if reduces else zero
@@ -215,6 +230,8 @@ class FullyShard:
             return [*own, *self._next(at, "backward"), *self._ahead(at)]
 
         def leave(place: Place) -> list[Node]:
+            if half == "input":
+                return []
             return list(
                 self._once(
                     ("finish", place, first, reduces),
@@ -228,7 +245,7 @@ class FullyShard:
             return enter(place), leave(place)
 
         begin = enter("embedding") if self._root else self._borders(gathers)
-        nodes = self.chain.backward(begin, around)
+        nodes = self.chain.backward(begin, around, half)
         if self._root:
             nodes += leave("embedding")
         if reduces:

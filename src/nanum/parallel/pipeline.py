@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from nanum.arrays import most
 from nanum.conventions import Conventions
 from nanum.layout import Layout, Structure
-from nanum.parallel.chain import Chain
+from nanum.parallel.chain import Chain, Half
 from nanum.program import PIPELINE_STREAM, Collective, Held, Node, Repeat
-from nanum.schedule import KINDS, runs
+from nanum.schedule import KINDS, WARMUP, runs
 
 
 class DataParallel(Protocol):
@@ -34,6 +34,16 @@ class DataParallel(Protocol):
         """Backwards of equal keys are the same nodes."""
 
 
+class InHalves(Protocol):
+    """A data-parallel engine whose backward can be split."""
+
+    def backward(self, *, gathers: bool, first: bool, last: bool, half: Half) -> list[Node]: ...
+
+
+Runs = tuple[tuple[Any, tuple[str, ...]], ...]
+"""Names of actions in turn, and how often they come."""
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One step of one stage. `actions` are its distinct actions by name, for the timeline; `program` is all of it, in
@@ -41,8 +51,8 @@ class Step:
     """
 
     resident: tuple[Node, ...]
-    actions: Mapping[str, tuple[Node, ...]]
-    order: tuple[tuple[Any, tuple[str, ...]], ...]  # (rounds, names of actions)
+    actions: Actions
+    runs: Runs | None  # none where the stage is one of several on its rank: `chunks.RankStep` has the order of these
     optimizer: tuple[Node, ...]
     send: Collective  # across a border, one way, of one micro-batch
     position: Position
@@ -56,7 +66,14 @@ class Step:
 
     def scheduled(self, structure: Structure) -> Step:
         """The same actions in another schedule's order."""
-        return replace(self, order=order(self.position, structure))
+        return replace(self, runs=order(self.position, structure))
+
+    @property
+    def order(self) -> Runs:
+        """Runs of like actions. Raises ValueError for one of several stages of a rank, which do not come in runs."""
+        if self.runs is None:
+            raise ValueError("a stage that shares its rank has no order of its own: build_rank has the rank's")
+        return self.runs
 
     @property
     def rounds(self) -> dict[str, Any]:
@@ -103,17 +120,33 @@ class Actions(Mapping[str, tuple[Node, ...]]):
         if kind.direction == "forward":
             # The weights are there after a pipeline's backward, and after a forward that did not reshard.
             there = self.structure.pipelined and (kind.after_other or not (kind.first or self.structure.reshard))
-            how = {"gathers": not there, "first": kind.first}
-            key = (*self.data.same_forward(**how), kind.first and self.conventions.step_keeps_logits)
-            if key not in self._made:
-                nodes = _forward(self.chain, self.data.forward(**how), self.conventions, first=kind.first)
-                self._made[key] = tuple(nodes)
-            return self._made[key]
+            return self.forward(gathers=not there, first=kind.first)
         gathers = kind.after_other or not self.structure.pipelined
-        how = {"gathers": gathers, "first": kind.first, "last": kind.last}
-        key = self.data.same_backward(**how)
+        return self.backward(gathers=gathers, first=kind.first, last=kind.last)
+
+    def forward(self, *, gathers: bool, first: bool) -> tuple[Node, ...]:
+        """A forward pass. `gathers` where the weights are not there, `first` of the step."""
+        key = (*self.data.same_forward(gathers=gathers, first=first), first and self.conventions.step_keeps_logits)
         if key not in self._made:
-            self._made[key] = tuple(_backward(self.chain, self.data.backward(**how), self.conventions))
+            nodes = self.data.forward(gathers=gathers, first=first)
+            self._made[key] = tuple(_forward(self.chain, nodes, self.conventions, first=first))
+        return self._made[key]
+
+    def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> tuple[Node, ...]:
+        """A backward pass or one half of it. `first` and `last` to leave gradients of weights in the step.
+
+        Raises ValueError for a half where layers are recomputed.
+        """
+        key = (*self.data.same_backward(gathers=gathers, first=first, last=last), half)
+        if key not in self._made:
+            if half == "whole":
+                nodes = self.data.backward(gathers=gathers, first=first, last=last)
+            elif self.structure.recompute != "none":
+                raise ValueError("a backward in halves recomputes a layer many times over, which is not modelled")
+            else:
+                halved = cast(InHalves, self.data)
+                nodes = halved.backward(gathers=gathers, first=first, last=last, half=half)
+            self._made[key] = tuple(_backward(self.chain, nodes, self.conventions, half))
         return self._made[key]
 
 
@@ -128,7 +161,9 @@ def step(
     send = _send(chain, "forward", (chain.pp > 1) * 1)
     ids = Held("buffers", chain.input_bytes * (stage.embeds | stage.heads), "token ids")
     actions = Actions(chain, data, structure, conventions)
-    return Step((*data.resident(), ids), actions, order(position, structure), tuple(end), send, position, layout)
+    alone = not structure.pipelined or structure.schedule in WARMUP
+    runs = order(position, structure) if alone else None
+    return Step((*data.resident(), ids), actions, runs, tuple(end), send, position, layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +178,8 @@ class Position:
     at: np.ndarray | None = None  # from distinct stages
 
 
-def order(position: Position, structure: Structure) -> tuple[tuple[Any, tuple[str, ...]], ...]:
-    """Runs of like actions, as `schedule.name_of` names them; those that no stage does are left out."""
+def order(position: Position, structure: Structure) -> Runs:
+    """Runs of like actions, as `schedule.names` names them; those that no stage does are left out."""
     m = position.num_microbatches
     alone = not structure.pipelined  # then each forward is followed by its backward, whatever schedule is named
     run = runs("1f1b" if alone else structure.schedule, position.pp, position.stage, m)
@@ -168,23 +203,38 @@ def order(position: Position, structure: Structure) -> tuple[tuple[Any, tuple[st
 def _forward(chain: Chain, nodes: list[Node], conventions: Conventions, *, first: bool) -> list[Node]:
     stage = chain.stage
     out = list(nodes)
+    # What the stage before hands over on the rank is kept there, for its own backward.
+    out[:0] = _where(stage.takes, Held("activations", -chain.output_bytes * stage.takes))
     if (
         conventions.step_keeps_logits and not first
     ):  # the frame's logits and loss of the micro-batch before are overwritten
         out.append(Held("activations", -stage.take(chain.head.kept_bytes) * stage.heads))
     if conventions.stage_keeps_output:
-        out.append(Held("activations", chain.output_bytes * stage.onward, "stage output"))
+        out.append(Held("activations", chain.output_bytes * (stage.onward + stage.hands_on), "stage output"))
     out.append(_send(chain, "forward", stage.onward))
     return out
 
 
-def _backward(chain: Chain, nodes: list[Node], conventions: Conventions) -> list[Node]:
+def _backward(chain: Chain, nodes: list[Node], conventions: Conventions, half: Half) -> list[Node]:
+    """What is handed over on a rank stays: an output until its own backward, a gradient until the next one's."""
     stage = chain.stage
     begin: list[Node] = []
-    if conventions.stage_keeps_output:
-        begin.append(Held("activations", -chain.output_bytes * stage.onward))
-    end = Held("activations", -stage.take(chain.head.seed_bytes) * stage.heads)
-    return [*begin, *nodes, end, _send(chain, "backward", stage.back)]
+    end: list[Node] = []
+    if half != "weight":
+        if conventions.stage_keeps_output:
+            begin.append(Held("activations", -chain.output_bytes * (stage.onward + stage.hands_on)))
+        begin += _where(stage.hands_on, Held("activations", -chain.output_bytes * stage.hands_on))
+        end.append(Held("activations", -stage.take(chain.head.seed_bytes) * stage.heads))
+        end += _where(stage.takes, Held("activations", chain.output_bytes * stage.takes, "handed back"))
+        end.append(_send(chain, "backward", stage.back))
+    if half != "input":
+        end += _where(stage.takes, Held("activations", chain.output_bytes * stage.takes, "handed on"))
+    return [*begin, *nodes, *end]
+
+
+def _where(presence: Any, node: Node) -> list[Node]:
+    """The node, unless it is never there."""
+    return [node] if isinstance(presence, np.ndarray) or presence else []
 
 
 def _send(chain: Chain, phase: Any, presence: Any) -> Collective:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nanum.conventions import ITEMSIZE, Conventions
-from nanum.parallel.chain import Chain, Place, copy
+from nanum.parallel.chain import Chain, Half, Place, copy
 from nanum.parallel.units import Unit
 from nanum.program import Compute, Held, Node, Repeat
 
@@ -36,17 +36,17 @@ class Replicated:
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
         return self.chain.forward(lambda place: ([], []), [])
 
-    def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
+    def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
         def around(place: Place) -> tuple[list[Node], list[Node]]:
             size = {"embedding": self.embedding, "head": self.head}.get(place, self.layer).grads_bytes
-            if first:
+            if first or half == "input":
                 return [], []
             return [], [
                 copy("accumulate", "backward", size, self.conventions.numerics.compute_dtype),
                 Held("grads", -size),
             ]
 
-        return self.chain.backward([], around)
+        return self.chain.backward([], around, half)
 
     def optimizer(self) -> list[Node]:
         n, elements = self.conventions.numerics, self._total("elements")

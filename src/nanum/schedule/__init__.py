@@ -1,0 +1,41 @@
+"""Who does which forward and backward, and when: the order of a pipeline schedule, written once.
+
+Memory reads from that order what is in flight, traffic what is gathered and sent when; time is the exact (max,+)
+recurrence over it.
+"""
+
+from __future__ import annotations
+
+from nanum.schedule.actions import KINDS, NAMES, SPLIT, Action, ActionKind, Order, names, placed
+from nanum.schedule.ahead import AT_ONCE, Ahead, ahead
+from nanum.schedule.finish import Finish, finish_times, lower_bound
+from nanum.schedule.orders import SPLITS_BACKWARD, in_flight, order, rank_of, rounds, stage_of, why_not
+from nanum.schedule.runs import WARMUP, Runs, runs, warmup
+
+__all__ = [
+    "AT_ONCE",
+    "KINDS",
+    "NAMES",
+    "SPLIT",
+    "SPLITS_BACKWARD",
+    "WARMUP",
+    "Action",
+    "ActionKind",
+    "Ahead",
+    "Finish",
+    "Order",
+    "Runs",
+    "ahead",
+    "finish_times",
+    "in_flight",
+    "lower_bound",
+    "names",
+    "order",
+    "placed",
+    "rank_of",
+    "rounds",
+    "runs",
+    "stage_of",
+    "warmup",
+    "why_not",
+]
