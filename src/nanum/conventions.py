@@ -60,10 +60,12 @@ class Conventions:
     )
     optimizer_sums: int = 1  # how often the optimizer carries out a sum over tp that backward left pending
     step_keeps_logits: bool = False  # the caller's frame holds them until the step's end
-    rope_in_forward: bool = False  # rotary tables are made in each forward pass, and saved; otherwise they are there
+    rope_in_forward: bool = False  # rotary tables are made in each forward pass, and saved; otherwise each stage has them
     vocab_multiple_per_tp: int = 1  # the vocabulary is padded to a multiple of this times tp
     units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
     root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?
     ring_gathers: bool = True  # a ring's keys and values come by one gather, or are passed on rank by rank
-    reduce_copies: bool = False  # gloo reduces a copy of its input
+    reduce_copies: bool = False  # gloo reduces a copy of what it scatters
+    gather_copies: bool = False  # and gathers into a buffer of its own, which it copies out of
+    optimizer_at_once: bool = True  # roots of all second moments together (foreach), or tensor by tensor
     bucket_elements: int = 0  # 0: one exchange a unit

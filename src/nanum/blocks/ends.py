@@ -37,10 +37,22 @@ def rotary_tables(tape: Tape, model: Model) -> None:
     """Cosines and sines [S, head_dim] of a rank's own rows, made in the forward pass and held until backward has passed
     the layers.
     """
-    elements = tape.shapes.part("S", ("cp",)) * model.attention.head_dim
-    tables = tape.buffer("rotary_tables", 2 * elements * ITEMSIZE[tape.dtype])
+    rows = tape.shapes.part("S", ("cp",))
+    tables = tape.buffer("rotary_tables", _tables_bytes(model, rows, tape.dtype))
     tape.emit("rope", (), (tables,))
     tape.then(tables, lambda: tape.frame(tables))
+
+
+def _tables_bytes(model: Model, rows: Any, dtype: str) -> Any:
+    """Of cosines and sines [rows, head_dim]."""
+    return 2 * rows * model.attention.head_dim * ITEMSIZE[dtype]
+
+
+def rotary_tables_bytes(model: Model, conventions: Conventions, rows: Any) -> Any:
+    """Of the tables that a stage has for the whole run, in the dtype of what they turn."""
+    if model.position != "rotary" or conventions.rope_in_forward:
+        return 0
+    return _tables_bytes(model, rows, conventions.numerics.compute_dtype)
 
 
 def rotary_angles_bytes(model: Model, conventions: Conventions, rows: Any) -> Any:

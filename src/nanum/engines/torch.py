@@ -7,6 +7,8 @@ yet.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nanum.conventions import ITEMSIZE, Conventions, Kept, Numerics
 from nanum.engines.engine import Engine, eager_rule, fsdp_numerics, weighed_layers, zero_rule
 from nanum.job import Job
@@ -40,7 +42,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         ),
         grads_resident=False,
         step_keeps_logits=True,
-        rope_in_forward=True,
+        rope_in_forward=False,
         units="root",
         root_reshards=True,
     )
@@ -79,3 +81,15 @@ TORCH = Engine(
     layers_of_stage=weighed_layers,
     rules=RULES,
 )
+
+
+def on_gloo() -> Engine:
+    """The same on a CPU: gloo gathers and scatters through copies, and AdamW goes tensor by tensor, PyTorch's default
+    there.
+    """
+
+    def on_cpu(model: Model, job: Job, structure: Structure) -> Conventions:
+        stated = conventions(model, job, structure)
+        return replace(stated, gather_copies=True, reduce_copies=True, optimizer_at_once=False)
+
+    return replace(TORCH, conventions=on_cpu)

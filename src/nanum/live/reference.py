@@ -28,13 +28,11 @@ def reference(asked: Question) -> Reference:
     )
     seed_weights(alone, asked.seed)
     alone = alone.to(stored_dtype(asked)).to(DTYPES[asked.job.precision])
-    ids, targets = batch(asked)
-    size = asked.layout.micro_batch_size
-    parts = len(ids) // size
+    ids = batch(asked).split(asked.layout.micro_batch_size)
     total = 0.0
     sums: dict[str, torch.Tensor] = {}
-    for x, y in zip(ids.split(size), targets.split(size), strict=True):
-        loss = cross_entropy(alone(x), y) / parts
+    for x in ids:
+        loss = cross_entropy(alone(x), x) / len(ids)
         loss.backward()
         total += float(loss.detach())
         for name, parameter in named_parameters(alone):

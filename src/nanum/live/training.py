@@ -19,6 +19,7 @@ from nanum.live.counting import Ledger
 from nanum.live.decoder import Decoder, seed_weights
 from nanum.live.parallelize import parallelize
 from nanum.live.question import Question
+from nanum.schedule import stage_of
 
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -29,7 +30,6 @@ SCHEDULES = {
     "zbv": "ZBVZeroBubble",
     "dualpipev": "DualPipeV",
 }
-V_SHAPED = ("zbv", "dualpipev")
 LEARNING_RATE = 1e-3
 
 
@@ -38,12 +38,13 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
-def batch(asked: Question) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and targets [global_batch_size, seq_len] of every step: the same on every rank, by the seed."""
+def batch(asked: Question) -> torch.Tensor:
+    """Token ids [global_batch_size, seq_len] of every step, which are their own targets: the same on every rank, by the
+    seed. (A copy is as hard to learn as anything that never comes again.)
+    """
     generator = torch.Generator().manual_seed(asked.seed + 1)
     size = asked.job.global_batch_size, asked.job.seq_len
-    ids, targets = (torch.randint(0, asked.model.vocab_size, size, generator=generator) for _ in range(2))
-    return ids, targets
+    return torch.randint(0, asked.model.vocab_size, size, generator=generator)
 
 
 def share(asked: Question, place: dict[str, int], whole: torch.Tensor) -> torch.Tensor:
@@ -56,11 +57,10 @@ def share(asked: Question, place: dict[str, int], whole: torch.Tensor) -> torch.
 
 
 def stage_indices(asked: Question, pp_rank: int) -> list[int]:
-    """The pipeline stages of a rank: every pp-th, or of a V the one going down and the one coming up."""
-    pp, v = asked.layout.pp, asked.layout.structure.virtual_stages
-    if asked.layout.structure.schedule in V_SHAPED and asked.layout.structure.pipelined:
-        return [pp_rank, 2 * pp - 1 - pp_rank]
-    return [pp_rank + i * pp for i in range(v if asked.layout.structure.pipelined else 1)]
+    """The pipeline stages of a rank."""
+    structure = asked.layout.structure
+    chunks = structure.virtual_stages if structure.pipelined else 1
+    return [stage_of(structure.schedule, asked.layout.pp, pp_rank, chunk) for chunk in range(chunks)]
 
 
 class Recorded(PipelineStage):
@@ -106,7 +106,6 @@ class Trainer:
     parts: list[tuple[int, nn.Module]]
     optimizer: torch.optim.Optimizer
     ids: torch.Tensor
-    targets: torch.Tensor
     schedule: Any = None
     did: list[str] = field(default_factory=list)
     kept: tuple[Any, ...] = ()  # the last logits and loss, as the frame of a training loop holds them
@@ -137,11 +136,11 @@ class Trainer:
         m, size = self.asked.num_microbatches, self.asked.layout.micro_batch_size
         logits = loss = None
         for i in range(m):
-            ids, targets = (t[i * size : (i + 1) * size] for t in (self.ids, self.targets))
+            ids = self.ids[i * size : (i + 1) * size]
             with self._synchronising(model, i == m - 1):
                 with self.ledger.during("forward"):
                     logits = model(ids)
-                    loss = cross_entropy(logits, targets)
+                    loss = cross_entropy(logits, ids)
                 if i == 0:
                     self.after_forward()
                 with self.ledger.during("backward"):
@@ -169,7 +168,7 @@ class Trainer:
         losses: list[torch.Tensor] = []
         self.did.clear()
         inputs = (self.ids,) if 0 in indices else ()
-        ends = {"target": self.targets, "losses": losses} if last in indices else {}
+        ends = {"target": self.ids, "losses": losses} if last in indices else {}
         self.schedule.step(*inputs, **ends, return_outputs=False)
         return [float(loss) for loss in losses]
 
@@ -190,7 +189,7 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
         )
         seed_weights(model, asked.seed)
         parts.append((index, parallelize(model, asked, mesh, ledger)))
-    ids, targets = (share(asked, place, whole) for whole in batch(asked))
+    ids = share(asked, place, batch(asked))
     did: list[str] = []
     schedule = None
     if structure.pipelined and mesh is not None:
@@ -199,7 +198,7 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
         kind = get_schedule_class(SCHEDULES[structure.schedule])
         given: Any = held[0] if issubclass(kind, PipelineScheduleSingle) else held
         schedule = kind(given, asked.num_microbatches, loss_fn=cross_entropy)
-    made = Trainer(asked, ledger, parts, new_optimizer(asked, parts, mesh), ids, targets, schedule, did)
+    made = Trainer(asked, ledger, parts, new_optimizer(asked, parts, mesh), ids, schedule, did)
     return made
 
 

@@ -59,15 +59,9 @@ def embedding(t: Tape, ids: Tensor, name: str, rows: str, want: Split, *, split_
         dy = t.grad(y)
         dy = t.move(dy, {d: tuple(a for a in axes if a != "tp") for d, axes in dy.split.items()})
         dw = t.grad_of_weight(w, dy)
-        if t.conventions.dtensor:  # the gradient is made for the whole table, and sliced
-            whole = dw.like(split={}, size=None)
-            t.emit("embedding_backward", (dy,), (whole,))
-            if w.split:
-                t.emit("slice", (whole,), (dw,))
-            else:
-                dw = whole
-        else:
-            t.emit("embedding_backward", (dy,), (dw,))
+        if t.conventions.dtensor:  # the gradient is made for the whole table; a rank's own is a view into it
+            dw = dw.like(size=t.shapes.bytes(dw.like(split={})))
+        t.emit("embedding_backward", (dy,), (dw,))
         t.set_weight_grad(w, dw)
 
     return t.then(y, transpose)

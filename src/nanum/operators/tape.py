@@ -187,8 +187,9 @@ class Tape:
     ) -> None:
         what = what or (source.category if source.category in ("params", "grads") else "activations")
         node = collective(self.shapes, kind, axes, before, after, self._phase, what)
+        scratch = self._scratch(node)
         if not self.conventions.dtensor or kind == "all_reduce" or what in ("params", "grads"):
-            self.ops.append(Op(kind, (source,), (after,), node))
+            self.ops.append(Op(kind, (source,), (after, *scratch), node))
             return
         if kind == "all_to_all":  # the pieces for each rank lie one after the other
             self.emit("copy", (source,), (packed := source.like(),))
@@ -197,13 +198,20 @@ class Tape:
             return
         if kind == "reduce_scatter":  # DTensor chunks a dim other than 0 into a copy
             self.emit("copy", (source,), (copy := source.like(),))
-            self.ops.append(Op(kind, (source, copy), (after,), node))
+            self.ops.append(Op(kind, (source, copy), (after, *scratch), node))
             return
         dim = source.dims.index(places(source.split)[axes[0]])
         outer = self.shapes.elements(source.dims[:dim], source.split)
         raw = after.like(factor=(outer > 1) * 1)
-        self.ops.append(Op(kind, (source,), (raw,), node))
+        self.ops.append(Op(kind, (source,), (raw, *scratch), node))
         self.emit("copy", (raw,), (after,))
+
+    def _scratch(self, node: Collective) -> tuple[Tensor, ...]:
+        """What the library that exchanges takes of its own meanwhile."""
+        c = self.conventions
+        if (node.kind == "all_gather" and c.gather_copies) or (node.kind == "reduce_scatter" and c.reduce_copies):
+            return (self.buffer("the library's copy", node.payload_bytes),)
+        return ()
 
     def product(
         self,

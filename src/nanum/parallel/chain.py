@@ -62,6 +62,7 @@ class Chain:
     pp: Any
     input_bytes: Any  # token ids of one micro-batch
     frame_bytes: Any = 0  # what the model's frame holds from its embedding to the end of its forward pass
+    tables_bytes: Any = 0  # of rotary tables that a stage has for the whole run
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
     _next: dict[tuple[str, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
@@ -159,6 +160,11 @@ class Chain:
     def total(self, field: str, embedding: object, layer: object, head: object) -> Any:
         """The sum over the stage's parts of a field that each part's weights have."""
         return self.stage.layers * getattr(layer, field) + getattr(embedding, field) + getattr(head, field)
+
+    def largest(self, field: str, embedding: object, layer: object, head: object) -> Any:
+        """The most of the stage's parts of a field that each part's weights have."""
+        inner = (self.stage.layers >= 1) * getattr(layer, field)
+        return most(most(getattr(embedding, field), getattr(head, field)), inner)
 
     def begins(self, direction: Direction) -> list[tuple[Part, Any]]:
         """The part that a direction begins with, as (part, 1 where it is so)."""

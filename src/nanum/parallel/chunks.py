@@ -44,13 +44,21 @@ class RankStep:
     @cached_property
     def program(self) -> tuple[Node, ...]:
         """All of it, in order. One optimizer steps for all chunks: what it makes for one is there for all."""
-        resident = (node for chunk in self.chunks for node in chunk.resident)
         ends = [_updated(chunk.optimizer) for chunk in self.chunks]
         return (
-            *resident,
-            *(Repeat(1, nodes) for _, nodes in self.passes),
+            *self.before_update,
             *(node for before, _ in ends for node in before),
             *(node for _, after in ends for node in after),
+        )
+
+    @cached_property
+    def before_update(self) -> tuple[Node, ...]:
+        """All of it but the optimizer. Tokens that two stages read are there once."""
+        read = max(self.chunks, key=lambda chunk: int(chunk.ids.bytes))
+        return (
+            *(node for chunk in self.chunks for node in chunk.resident),
+            Repeat(read.position.num_microbatches, (read.ids,)),
+            *(Repeat(1, nodes) for _, nodes in self.passes),
         )
 
     def _passes(self) -> Iterator[tuple[Action | None, tuple[Node, ...]]]:

@@ -24,7 +24,7 @@ from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.once import Once
 from nanum.parallel.chain import Chain, Direction, Half, Part, Place, copy
-from nanum.parallel.units import Unit
+from nanum.parallel.units import Unit, roots_bytes
 from nanum.program import DATA_STREAM, Compute, Held, Node, Phase, Repeat, Wait
 
 
@@ -96,6 +96,9 @@ class FullyShard:
             cast = where(unit.gather_bytes > 0, unit.stored_elements * itemsize, 0) * self._widens * presence
             yield Held("buffers", cast, "cast of a shard")
             yield Held("buffers", unit.gather_bytes * presence, "gathered flat buffer")
+            if self.conventions.gather_copies:
+                yield Held("buffers", unit.gather_bytes * presence, "the library's copy")
+                yield Held("buffers", -unit.gather_bytes * presence)
             yield Held("buffers", -cast)
 
         return self._once(("flat", unit, presence), make)
@@ -309,7 +312,8 @@ class FullyShard:
         n = self.conventions.numerics
         own = self._total("own_elements")
         moved = own * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype] + 2 * n.state_bytes)
-        copies = 0 if "optimizer" in self.conventions.fused else own * ITEMSIZE[n.param_dtype]
+        largest = self.chain.largest("largest_elements", self.embedding, self.layer, self.head)
+        copies = roots_bytes(self.conventions, own, largest)
         return [
             Held("buffers", copies, "the optimizer's roots"),
             Compute("optimizer", "optimizer", 0.0, moved, "fp32"),

@@ -51,6 +51,7 @@ class Step:
     """
 
     resident: tuple[Node, ...]
+    ids: Held  # the tokens of one micro-batch, where they are read; those of all are there from the beginning
     actions: Actions
     runs: Runs | None  # none where the stage is one of several on its rank: `chunks.RankStep` has the order of these
     optimizer: tuple[Node, ...]
@@ -87,10 +88,15 @@ class Step:
     @property
     def program(self) -> tuple[Node, ...]:
         """All of it, in order. What a schedule repeats is the same nodes in every schedule's program."""
+        return (*self.before_update, Repeat(1, self.optimizer, self.at))
+
+    @property
+    def before_update(self) -> tuple[Node, ...]:
+        """All of it but the optimizer."""
         return (
             Repeat(1, self.resident, self.at),
+            Repeat(self.position.num_microbatches, (self.ids,), self.at),
             *(Repeat(rounds, self._body(names)) for rounds, names in self.order),
-            Repeat(1, self.optimizer, self.at),
         )
 
     def _body(self, names: tuple[str, ...]) -> tuple[Node, ...]:
@@ -160,10 +166,11 @@ def step(
     end: list[Node] = [*data.optimizer(), Held("activations", -stage.take(chain.head.kept_bytes) * stage.heads)]
     send = _send(chain, "forward", (chain.pp > 1) * 1)
     ids = Held("buffers", chain.input_bytes * (stage.embeds | stage.heads), "token ids")
+    tables = Held("buffers", chain.tables_bytes, "rotary tables")
     actions = Actions(chain, data, structure, conventions)
     alone = not structure.pipelined or structure.schedule in WARMUP
     runs = order(position, structure) if alone else None
-    return Step((*data.resident(), ids), actions, runs, tuple(end), send, position, layout)
+    return Step((*data.resident(), tables), ids, actions, runs, tuple(end), send, position, layout)
 
 
 @dataclass(frozen=True, eq=False)

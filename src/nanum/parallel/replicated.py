@@ -10,7 +10,7 @@ from typing import Any
 
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.parallel.chain import Chain, Half, Place, copy
-from nanum.parallel.units import Unit
+from nanum.parallel.units import Unit, roots_bytes
 from nanum.program import Compute, Held, Node, Repeat
 
 
@@ -50,10 +50,9 @@ class Replicated:
 
     def optimizer(self) -> list[Node]:
         n, elements = self.conventions.numerics, self._total("elements")
-        grads, copies = (
-            self._total("grads_bytes"),
-            0 if "optimizer" in self.conventions.fused else elements * ITEMSIZE[n.param_dtype],
-        )
+        grads = self._total("grads_bytes")
+        largest = self.chain.largest("largest_elements", self.embedding, self.layer, self.head)
+        copies = roots_bytes(self.conventions, elements, largest)
         sums = [
             Repeat(count * self.conventions.optimizer_sums, (replace(u.tp_sum, phase="optimizer"),))
             for u, count in ((self.embedding, 1), (self.layer, self.chain.stage.layers), (self.head, 1))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nanum.arrays import most
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.operators.tape import collective
 from nanum.program import Collective, Phase
@@ -31,6 +32,7 @@ class Unit:
     elements: Any  # as computed with
     stored_elements: Any  # as ZeRO stores it, padded
     own_elements: Any  # of them without padding: those that the optimizer has states for
+    largest_elements: Any  # of one tensor, of own_elements
     tensors: Any
     weights_bytes: Any  # gathered, in the compute dtype, with their padding
     gather_bytes: Any  # the flat buffer
@@ -51,7 +53,7 @@ class Unit:
         reduce = tuple(c.times(presence, take) for c in self.reduce)
         return Unit(
             scaled(self.gather), reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
-            scale(self.own_elements), scale(self.tensors), scale(self.weights_bytes), scale(self.gather_bytes),
+            scale(self.own_elements), scale(self.largest_elements), scale(self.tensors), scale(self.weights_bytes), scale(self.gather_bytes),
             scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes), scale(self.shard_bytes),
         )  # fmt: skip
 
@@ -66,6 +68,7 @@ class Unit:
             self.elements + other.elements,
             self.stored_elements + other.stored_elements,
             self.own_elements + other.own_elements,
+            most(self.largest_elements, other.largest_elements),
             self.tensors + other.tensors,
             self.weights_bytes + other.weights_bytes,
             self.gather_bytes + other.gather_bytes,
@@ -74,6 +77,16 @@ class Unit:
             self.reduce_bytes + other.reduce_bytes,
             self.shard_bytes + other.shard_bytes,
         )
+
+
+def roots_bytes(conventions: Conventions, elements: Any, largest_elements: Any) -> Any:
+    """What AdamW makes beside its states: the roots of second moments, of all tensors at once, or of one with a copy of
+    it (torch/optim/adamw.py: `_multi_tensor_adam`, `_single_tensor_adam`). A fused kernel makes nothing.
+    """
+    if "optimizer" in conventions.fused:
+        return 0
+    itemsize = ITEMSIZE[conventions.numerics.param_dtype]
+    return itemsize * (elements if conventions.optimizer_at_once else 2 * largest_elements)
 
 
 def _joined(a: Collective | None, b: Collective | None) -> Collective | None:
@@ -110,6 +123,7 @@ def unit(
     elements: Any = 0
     stored_elements: Any = 0
     own_elements: Any = 0
+    largest_elements: Any = 0
     gather_bytes: Any = 0
     reduce_bytes: Any = 0
     shard_bytes: Any = 0
@@ -124,7 +138,8 @@ def unit(
         gather_bytes = gather_bytes + shard * ranks * ITEMSIZE[w.dtype]
         elements = elements + shapes.elements(w.dims, w.split)
         stored_elements = stored_elements + shard
-        own_elements = own_elements + own.elements(w.dims, at_rest.split)
+        mine = own.elements(w.dims, at_rest.split)
+        own_elements, largest_elements = own_elements + mine, most(largest_elements, mine)
         g = grads[w]
         grads_bytes = grads_bytes + shapes.bytes(g)
         if "tp" in g.partial:
@@ -137,6 +152,6 @@ def unit(
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
     return Unit(
-        gather, tuple(reduce.values()), tp_sum, elements, stored_elements, own_elements, len(weights),
+        gather, tuple(reduce.values()), tp_sum, elements, stored_elements, own_elements, largest_elements, len(weights),
         gather_bytes, gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]), reduce_bytes, shard_bytes,
     )  # fmt: skip

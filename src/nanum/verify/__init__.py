@@ -10,12 +10,13 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from nanum import engines, processes
+from nanum import processes
 from nanum.engines.engine import Engine
+from nanum.engines.torch import on_gloo
 from nanum.job import Job
 from nanum.layout import Layout
 from nanum.model import Model
-from nanum.schedule import order
+from nanum.schedule import order, stage_of
 from nanum.verify import checks
 from nanum.verify.checks import Check, Held, Row
 from nanum.verify.expected import Expected, expected
@@ -112,8 +113,12 @@ class Verification:
     def _order(self, rank: int) -> list[str]:
         layout, pp_rank = self.case.layout, self.case.place(rank)["pp"]
         m = int(self.case.job.num_microbatches(layout.micro_batch_size, layout.data_ranks))
-        actions = order(layout.structure.schedule, layout.pp, m)[pp_rank]
-        return [f"{pp_rank}{action.kind}{action.micro_batch}" for action in actions]
+        schedule = layout.structure.schedule
+        actions = order(schedule, layout.pp, m, layout.structure.virtual_stages)[pp_rank]
+        return [
+            f"{stage_of(schedule, layout.pp, pp_rank, action.chunk)}{action.kind}{action.micro_batch}"
+            for action in actions
+        ]
 
     @property
     def ok(self) -> bool:
@@ -139,7 +144,7 @@ def verify(cases: Sequence[Case], progress: processes.Progress) -> list[Verifica
         Refused: there is no torch.
         RunFailed: a rank died, hung, or ran out of memory.
     """
-    engine = engines.load("torch")
+    engine = on_gloo()
     question = {"questions": [case.question(engine) for case in cases]}
     found = processes.run("nanum.live.worker", [], progress, question=question)
     return [

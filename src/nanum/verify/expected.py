@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from nanum.account.memory import Moment, held_after, moment
 from nanum.account.traffic import traffic
-from nanum.build import build
+from nanum.build import build_rank
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout
 from nanum.model import Model
+from nanum.parallel.chunks import RankStep
 from nanum.parallel.pipeline import Step
 from nanum.program import Repeat
 
@@ -40,7 +41,7 @@ Ledger = dict[RowKey, Counted]
 class Expected:
     """One rank's step. Each part is worked out when it is asked for."""
 
-    step: Step
+    step: Step | RankStep
     layout: Layout
 
     @cached_property
@@ -59,7 +60,7 @@ class Expected:
         over from a forward pass to its backward (without a pipeline), and the most of a step.
         """
         between = held_after(self.step.program)
-        before_optimizer = held_after(self.step.program[:-1])
+        before_optimizer = held_after(self.step.before_update)
         found = {
             "params": between.get("params", 0),
             "grads": before_optimizer.get("grads", 0),
@@ -67,7 +68,7 @@ class Expected:
             "between_steps": sum(between.values()),
             "allocated_peak": self.peak.bytes,
         }
-        if not self.layout.structure.pipelined:
+        if isinstance(self.step, Step) and not self.layout.structure.pipelined:
             first = Repeat(1, self.step.actions["forward.first"], self.step.at)
             found["saved"] = sum(held_after((first,)).values())
         return found
@@ -79,4 +80,4 @@ class Expected:
 
 def expected(model: Model, job: Job, layout: Layout, engine: Engine, place: Mapping[str, int]) -> Expected:
     """Of the rank at `place`, by its index along each axis."""
-    return Expected(build(model, job, layout, engine, place["pp"], at=place), layout)
+    return Expected(build_rank(model, job, layout, engine, place["pp"], at=place), layout)
