@@ -22,7 +22,8 @@ def embedding_body(model: Model, shapes: Shapes, conventions: Conventions, struc
 
     def embed() -> Tensor:
         ids = Tensor("ids", ("B", "S", "V"), splits.whole, "onehot")
-        x = embedding(tape, ids, "embedding", "V", splits.stream)
+        both = model.tie_word_embeddings and not structure.pipelined
+        x = embedding(tape, ids, "embedding", "V", splits.stream, added=both)
         if model.position == "learned":
             positions = Tensor("positions", ("B", "S", "P"), splits.stream, "onehot")
             x = residual(tape, x, embedding(tape, positions, "positions", "P", splits.stream, split_rows=False))

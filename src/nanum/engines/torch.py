@@ -43,6 +43,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         grads_resident=False,
         step_keeps_logits=True,
         rope_in_forward=False,
+        stage_keeps_buffers=True,
         units="root",
         root_reshards=True,
     )

@@ -6,7 +6,6 @@ whole buffer of a gather or a scatter, the input of everything else.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,9 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nanum.live.settling import settle
+
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "int64"}
 BACKEND = "counted"
-SETTLING_SECONDS = 0.001  # the thread has only to reach its next line
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Counted(dist.ProcessGroup):
     def _done(self, work: Any) -> Any:
         if self._ledger.settling and work is not None:
             work.wait()
-            time.sleep(SETTLING_SECONDS)
+            settle()
         return work
 
     # --- what it does -----------------------------------------------------------------------------------------------
@@ -228,7 +228,8 @@ class Counted(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def all_to_all_single(self, output: Any, input: Any, out_sizes: Any, in_sizes: Any, *options: Any) -> Any:
-        self._count("all_to_all", input)
+        passed_on = len([size for size in in_sizes or () if size]) == 1  # all of it goes to one rank
+        self._count("permute" if passed_on else "all_to_all", input)
         return self._done(self._inner.all_to_all_single(output, input, out_sizes, in_sizes, *_given(options)))
 
     alltoall_base = all_to_all_single

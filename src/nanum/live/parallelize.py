@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -105,19 +104,29 @@ def checkpoint_layers(model: Decoder, ledger: Ledger, *, selective: bool) -> Non
     def policy(_: Any, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if operation in keep else CheckpointPolicy.PREFER_RECOMPUTE
 
-    @contextlib.contextmanager
-    def again(context: Any) -> Iterator[None]:
-        with ledger.during("recompute"), context:
-            yield
-
     def contexts() -> tuple[Any, Any]:
         if not selective:
-            return contextlib.nullcontext(), again(contextlib.nullcontext())
+            return contextlib.nullcontext(), Again(ledger, contextlib.nullcontext())
         first, second = create_selective_checkpoint_contexts(policy)
-        return first, again(second)
+        return first, Again(ledger, second)
 
     for name, layer in model.layers.items():
         model.layers[name] = checkpoint_wrapper(layer, context_fn=contexts, preserve_rng_state=False)
+
+
+class Again:
+    """The second run of a layer, told to the ledger. It holds `context` as long as PyTorch holds it, as if it were it."""
+
+    def __init__(self, ledger: Ledger, context: Any) -> None:
+        self.ledger, self.context = ledger, context
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self.stack.enter_context(self.ledger.during("recompute"))
+        self.stack.enter_context(self.context)
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self.stack.__exit__(*error)
 
 
 def shard_fully(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:

@@ -169,7 +169,8 @@ class Trainer:
         self.did.clear()
         inputs = (self.ids,) if 0 in indices else ()
         ends = {"target": self.ids, "losses": losses} if last in indices else {}
-        self.schedule.step(*inputs, **ends, return_outputs=False)
+        with self.ledger.during("backward"):  # gradients are reduced between the passes
+            self.schedule.step(*inputs, **ends, return_outputs=False)
         return [float(loss) for loss in losses]
 
 

@@ -126,6 +126,8 @@ def split_step(
     saved = {t for op in back for t in op.reads if t in written and t not in again_written} | {
         t for t in stays_on if t in written
     }
+    unneeded = {t: 0 if passed else len(back) - 1 for t, passed in _kept_by_name(forward, again, kept) if t not in saved}
+    saved |= unneeded.keys()
     ahead: dict[Tensor, Any] = dict.fromkeys(saved)
     f = lifetimes(
         shapes, forward, dict.fromkeys(enters, 0), {**{t: len(forward) - 1 for t in leaves if t not in saved}, **ahead}
@@ -134,6 +136,18 @@ def split_step(
         shapes,
         back,
         {**ahead, **dict.fromkeys(enters_back, 0)},
-        {**{t: len(back) - 1 for t in leaves_back}, **dict.fromkeys(stays_on)},
+        {**unneeded, **{t: len(back) - 1 for t in leaves_back}, **dict.fromkeys(stays_on)},
     )
     return f, b
+
+
+def _kept_by_name(forward: Sequence[Op], again: Sequence[Op], kept: Kept) -> list[tuple[Tensor, bool]]:
+    """What selective recompute keeps by its operation's name, needed or not, and whether the second run comes past it:
+    there it lets go of it, else with the layer (torch.utils.checkpoint: a stack of results for each operation).
+    """
+    if not again or not kept.outputs:
+        return []
+    last = max((i for i, op in enumerate(forward) if set(op.writes) & set(again[-1].writes)), default=-1)
+    return [
+        (t, i <= last) for i, op in enumerate(forward) if op.name in kept.outputs for t in op.writes if t.dims
+    ]

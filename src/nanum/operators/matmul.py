@@ -38,8 +38,9 @@ def linear(
         node = t.backward[-1].reads  # autograd's node holds its operands until both products are there
         dx = t.product("dx_" + name, dy, w, x.dims, x.split)
         if b:
-            db = t.grad_of_weight(b, dy)
-            t.emit("db_" + name, (dy,), (db,))
+            summed = node[1] if t.conventions.dtensor else dy  # DTensor gathers dY for the products, and sums that
+            db = t.grad_of_weight(b, summed)
+            t.emit("db_" + name, (summed,), (db,))
             t.set_weight_grad(b, db)
         t.frame(*node)
         t.add_grad(x, dx)
@@ -48,20 +49,29 @@ def linear(
     return t.then(y, transpose)
 
 
-def embedding(t: Tape, ids: Tensor, name: str, rows: str, want: Split, *, split_rows: bool = True) -> Tensor:
+def embedding(
+    t: Tape, ids: Tensor, name: str, rows: str, want: Split, *, split_rows: bool = True, added: bool = False
+) -> Tensor:
     """Rows of a table: a product with a one-hot operand, which no rank needs to gather. Split over the rows, it is a
-    pending sum.
+    pending sum. Where its gradient is `added` to another of the same table, which has arrived, it does not stay.
     """
     w = t.weight(name, (rows, "D"), {rows: t.tp} if split_rows and t.tp else {})
     y = t.move(t.product(name, ids, w, ("B", "S", "D"), want), want)
 
     def transpose() -> None:
         dy = t.grad(y)
-        dy = t.move(dy, {d: tuple(a for a in axes if a != "tp") for d, axes in dy.split.items()})
+        if split_rows or not t.conventions.dtensor:
+            dy = t.move(dy, {d: tuple(a for a in axes if a != "tp") for d, axes in dy.split.items()})
         dw = t.grad_of_weight(w, dy)
         if t.conventions.dtensor:  # the gradient is made for the whole table; a rank's own is a view into it
-            dw = dw.like(size=t.shapes.bytes(dw.like(split={})))
-        t.emit("embedding_backward", (dy,), (dw,))
+            whole = dw.like(size=t.shapes.bytes(dw.like(split={})))
+            t.emit("embedding_backward", (dy,), (whole,))
+            if added and w.split:
+                t.emit("slice", (whole,), (dw,))
+            else:
+                dw = whole
+        else:
+            t.emit("embedding_backward", (dy,), (dw,))
         t.set_weight_grad(w, dw)
 
     return t.then(y, transpose)

@@ -57,7 +57,7 @@ class RankStep:
         read = max(self.chunks, key=lambda chunk: int(chunk.ids.bytes))
         return (
             *(node for chunk in self.chunks for node in chunk.resident),
-            Repeat(read.position.num_microbatches, (read.ids,)),
+            Repeat(read.position.num_microbatches, (read.ids, *(chunk.received for chunk in self.chunks))),
             *(Repeat(1, nodes) for _, nodes in self.passes),
         )
 

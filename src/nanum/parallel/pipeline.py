@@ -52,6 +52,7 @@ class Step:
 
     resident: tuple[Node, ...]
     ids: Held  # the tokens of one micro-batch, where they are read; those of all are there from the beginning
+    received: Held  # room for what one micro-batch receives, where that is kept
     actions: Actions
     runs: Runs | None  # none where the stage is one of several on its rank: `chunks.RankStep` has the order of these
     optimizer: tuple[Node, ...]
@@ -95,7 +96,7 @@ class Step:
         """All of it but the optimizer."""
         return (
             Repeat(1, self.resident, self.at),
-            Repeat(self.position.num_microbatches, (self.ids,), self.at),
+            Repeat(self.position.num_microbatches, (self.ids, self.received), self.at),
             *(Repeat(rounds, self._body(names)) for rounds, names in self.order),
         )
 
@@ -135,7 +136,7 @@ class Actions(Mapping[str, tuple[Node, ...]]):
         key = (*self.data.same_forward(gathers=gathers, first=first), first and self.conventions.step_keeps_logits)
         if key not in self._made:
             nodes = self.data.forward(gathers=gathers, first=first)
-            self._made[key] = tuple(_forward(self.chain, nodes, self.conventions, first=first))
+            self._made[key] = tuple(_forward(self.chain, nodes, self.conventions, self.structure, first=first))
         return self._made[key]
 
     def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> tuple[Node, ...]:
@@ -152,7 +153,7 @@ class Actions(Mapping[str, tuple[Node, ...]]):
             else:
                 halved = cast(InHalves, self.data)
                 nodes = halved.backward(gathers=gathers, first=first, last=last, half=half)
-            self._made[key] = tuple(_backward(self.chain, nodes, self.conventions, half))
+            self._made[key] = tuple(_backward(self.chain, nodes, self.conventions, self.structure, half))
         return self._made[key]
 
 
@@ -163,14 +164,16 @@ def step(
     reduces.
     """
     stage = chain.stage
-    end: list[Node] = [*data.optimizer(), Held("activations", -stage.take(chain.head.kept_bytes) * stage.heads)]
+    end: list[Node] = [*data.optimizer(), *([] if structure.pipelined else [_logits(chain)])]
     send = _send(chain, "forward", (chain.pp > 1) * 1)
     ids = Held("buffers", chain.input_bytes * (stage.embeds | stage.heads), "token ids")
     tables = Held("buffers", chain.tables_bytes, "rotary tables")
     actions = Actions(chain, data, structure, conventions)
     alone = not structure.pipelined or structure.schedule in WARMUP
     runs = order(position, structure) if alone else None
-    return Step((*data.resident(), tables), ids, actions, runs, tuple(end), send, position, layout)
+    ways = (stage.onward + stage.back) * conventions.stage_keeps_buffers
+    received = Held("buffers", chain.output_bytes * ways, "received")
+    return Step((*data.resident(), tables), ids, received, actions, runs, tuple(end), send, position, layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,22 +210,29 @@ def order(position: Position, structure: Structure) -> Runs:
     return tuple((rounds, names) for rounds, names in counted if np.any(rounds))
 
 
-def _forward(chain: Chain, nodes: list[Node], conventions: Conventions, *, first: bool) -> list[Node]:
+def _logits(chain: Chain) -> Held:
+    """Those of one micro-batch, and its loss, let go."""
+    return Held("activations", -chain.stage.take(chain.head.kept_bytes) * chain.stage.heads)
+
+
+def _forward(
+    chain: Chain, nodes: list[Node], conventions: Conventions, structure: Structure, *, first: bool
+) -> list[Node]:
     stage = chain.stage
     out = list(nodes)
     # What the stage before hands over on the rank is kept there, for its own backward.
     out[:0] = _where(stage.takes, Held("activations", -chain.output_bytes * stage.takes))
-    if (
-        conventions.step_keeps_logits and not first
-    ):  # the frame's logits and loss of the micro-batch before are overwritten
-        out.append(Held("activations", -stage.take(chain.head.kept_bytes) * stage.heads))
+    if conventions.step_keeps_logits and not structure.pipelined and not first:
+        out.append(_logits(chain))  # the frame's of the micro-batch before are overwritten
     if conventions.stage_keeps_output:
         out.append(Held("activations", chain.output_bytes * (stage.onward + stage.hands_on), "stage output"))
     out.append(_send(chain, "forward", stage.onward))
     return out
 
 
-def _backward(chain: Chain, nodes: list[Node], conventions: Conventions, half: Half) -> list[Node]:
+def _backward(
+    chain: Chain, nodes: list[Node], conventions: Conventions, structure: Structure, half: Half
+) -> list[Node]:
     """What is handed over on a rank stays: an output until its own backward, a gradient until the next one's."""
     stage = chain.stage
     begin: list[Node] = []
@@ -234,6 +244,8 @@ def _backward(chain: Chain, nodes: list[Node], conventions: Conventions, half: H
         end.append(Held("activations", -stage.take(chain.head.seed_bytes) * stage.heads))
         end += _where(stage.takes, Held("activations", chain.output_bytes * stage.takes, "handed back"))
         end.append(_send(chain, "backward", stage.back))
+    if half != "weight" and conventions.step_keeps_logits and structure.pipelined:
+        end.append(_logits(chain))  # a stage's output, which its backward has from the forward pass
     if half != "input":
         end += _where(stage.takes, Held("activations", chain.output_bytes * stage.takes, "handed on"))
     return [*begin, *nodes, *end]
