@@ -175,7 +175,7 @@ def plan_document(prediction_document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def nothing(done: int, total: int) -> None:
+def nothing(done: int, total: int, what: str = "", /) -> None:
     """Progress that nobody watches."""
 
 

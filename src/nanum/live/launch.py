@@ -23,7 +23,8 @@ from nanum.live.supervisor import RankFailed
 from nanum.processes import signals_unwind, temporary_folder
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each rank
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 20.0  # for a rank that is behind
+JOIN_SECONDS = 300.0  # for one that has yet to start
 
 
 def launched() -> bool:
@@ -73,8 +74,8 @@ def join(
 ) -> None:
     """Make the process group of all ranks: through a file in `folder`, or through the port of the launch.
 
-    `patience_seconds` is how long a launched rank waits for others before it gives up. A forked one waits for good,
-    since it is watched.
+    `patience_seconds` is how long a launched rank waits in an exchange before it gives up. A forked one is watched, and
+    waits.
 
     Raises:
         Refused: the launch's port is busy, or its environment is not whole.
@@ -88,9 +89,14 @@ def join(
     if missing := [name for name in LAUNCHED if name not in os.environ]:
         raise Refused([f"a launched rank needs {name}, which torchrun sets" for name in missing])
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=patience_seconds))
+        store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
     except dist.DistNetworkError as error:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         if "EADDRINUSE" in str(error):
             raise Refused(f"port {port} of {address} is busy: name another with --master-port (MASTER_PORT)") from None
         raise
+    # All are here before patience begins: one machine may start long after another.
+    store.set(f"joins/{rank}", "")
+    store.wait([f"joins/{other}" for other in range(ranks)], timedelta(seconds=JOIN_SECONDS))
+    patience = timedelta(seconds=patience_seconds)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=patience)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 SLOT_BYTES = 16384  # of one rank: its last beat's number, and two places, so that one is whole while one is written
 NUMBER = struct.Struct("<Q")
-HEADER = struct.Struct("<ddI")  # seconds of the monotonic clock, seconds of the processor so far, bytes to read
+HEADER = struct.Struct("<dI")  # seconds of the monotonic clock, and bytes to read
 PLACE_BYTES = (SLOT_BYTES - NUMBER.size) // 2
 LONGEST_TEXT = 400  # characters
 
@@ -31,7 +31,6 @@ class Beat:
 
     number: int
     monotonic_seconds: float
-    cpu_seconds: float
     text: str = ""
     group: tuple[int, ...] = ()
     done_with: Mapping[str, int] = field(default_factory=dict)
@@ -53,11 +52,11 @@ class Board:
         while True:
             (number,) = NUMBER.unpack_from(self._memory, slot)
             place = _place(slot, number)
-            when, cpu, length = HEADER.unpack_from(self._memory, place)
+            when, length = HEADER.unpack_from(self._memory, place)
             raw = self._memory[place + HEADER.size : place + HEADER.size + length]
             if NUMBER.unpack_from(self._memory, slot) == (number,):  # else it may have been written meanwhile
                 said = json.loads(raw)
-                return Beat(number, when, cpu, said["text"], tuple(said["group"]), said["done_with"])
+                return Beat(number, when, said["text"], tuple(said["group"]), said["done_with"])
 
 
 class Pulse:
@@ -89,7 +88,7 @@ class Pulse:
             raw = json.dumps(said | {"group": [], "done_with": {}}).encode()
         self._number += 1
         place = _place(self._slot, self._number)
-        HEADER.pack_into(self._memory, place, time.monotonic(), time.process_time(), len(raw))
+        HEADER.pack_into(self._memory, place, time.monotonic(), len(raw))
         self._memory[place + HEADER.size : place + HEADER.size + len(raw)] = raw
         NUMBER.pack_into(self._memory, self._slot, self._number)
 

@@ -109,8 +109,9 @@ def lost_a_peer(error: BaseException) -> bool:
 
 def _settle_in(supervisor: int, mask: set[int], output: IO[bytes]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all of them: the supervisor ends its ranks
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if callable(signal.getsignal(number)):  # as `signals_unwind` has it; what is ignored, by nohup, stays so
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     end_with_parent(supervisor, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it leaves no core file

@@ -54,7 +54,7 @@ def run_ranks(entry: Callable[[int, Pulse, Path], Any], ranks: int, *, patience_
 
     `pulse.beat(text)` says what a rank is about to do, `pulse.progress` how far the run is. `folder` is the run's own
     and gone afterwards; the ranks meet in it (`nanum.live.launch.join`). A run hangs when none of its ranks has beaten
-    for `patience_seconds`: one that computes for longer must beat meanwhile. What ranks print is kept from the terminal.
+    for `patience_seconds`: one that computes for longer must beat meanwhile. What ranks print is not shown.
 
     To be called from the main thread, and before torch has computed anything: its threads do not survive a fork.
 
@@ -218,11 +218,12 @@ def _death(code: int, printed: str) -> str:
 
 def _hang(running: Mapping[int, _Rank], started: list[_Rank], board: Board) -> str:
     beats = {number: board.read(number) for number in running}
-    stopped = [number for number, rank in running.items() if _state(rank.pid) == "T"]
+    stopped = [number for number, rank in running.items() if _doing(rank.pid) == "stopped"]
     number = stopped[0] if stopped else laggard(beats)
     rank, last = running[number], beats[number]
     waited_seconds = time.monotonic() - last.monotonic_seconds
-    how = f"hangs: it has not moved for {waited_seconds:.0f} s{_asleep(rank.pid, last, waited_seconds)}{_after(last)}"
+    doing = _doing(rank.pid)
+    how = f"hangs: it has not moved for {waited_seconds:.0f} s{f' ({doing})' if doing else ''}{_after(last)}"
     waiting = [other for other in beats if number in behind(other, beats)]
     gone = behind(number, {**beats, **{rank.number: board.read(rank.number) for rank in started}})
     if waiting:
@@ -235,23 +236,15 @@ def _hang(running: Mapping[int, _Rank], started: list[_Rank], board: Board) -> s
     return "\n".join([f"rank {number} {how}", *_printed(started)])
 
 
-def _state(pid: int) -> str | None:
-    """Linux's letter for what a process does; None elsewhere."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return None
-
-
-def _asleep(pid: int, last: Beat, waited_seconds: float) -> str:
-    """What the kernel knows of a process that has not moved; nothing where it does not tell."""
-    state = _state(pid)
-    if state is None:
+def _doing(pid: int) -> str:
+    """What Linux knows of a process that has not moved: of any of its threads. Elsewhere nothing."""
+    states = set()
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            states.add(thread.read_text().rpartition(")")[2].split()[0])
+    if not states:
         return ""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    cpu_seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") - last.cpu_seconds
-    if state == "T":
-        return " (stopped)"
-    return " (computing)" if cpu_seconds > waited_seconds / 2 else " (asleep)"
+    return "stopped" if "T" in states else "computing" if "R" in states else "asleep"
 
 
 def _printed(started: list[_Rank]) -> list[str]:
