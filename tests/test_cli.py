@@ -99,7 +99,7 @@ NODE = "1x8xh100-sxm"
         pytest.param(
             ["predict", "gpt2", NODE, "--schedule", "zbv", "--ep", "2", "--offload", "params"],
             [
-                "--schedule zbv is not modelled yet: choose gpipe or 1f1b",
+                "schedule=zbv with virtual_stages=1 needs pp > 1",
                 "--ep 2 is not modelled yet: it must be 1",
                 "--offload params is not modelled yet: choose none",
             ],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ from typing import Any
 import pytest
 from test_real_runs import engine, recorded
 
-from nanum.account.memory import moment
 from nanum.account.traffic import traffic
-from nanum.build import build, build_rank
+from nanum.build import build_rank
 from nanum.job import Job
 from nanum.layout import Layout, Schedule, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.parallel.chunks import RankStep
-from nanum.parallel.pipeline import Step
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "real_runs_schedules.json").read_text(encoding="utf-8"))
 RUNS: dict[str, dict[str, Any]] = RECORDED["runs"]

@@ -66,7 +66,25 @@ def test_a_possible_layout_has_no_reasons():
         ({"tp": True}, "tp=True is not a whole number"),
         ({"rank_order": ("pp", "tp")}, "rank_order=pp,tp does not name each of"),
         ({"structure": Structure(zero=4)}, "zero=4 is not modelled (known: 0, 1, 2, 3)"),
-        ({"structure": Structure(schedule="zbv")}, "schedule=zbv is not modelled"),
+        ({"structure": Structure(schedule="zigzag")}, "schedule=zigzag is not modelled (known: gpipe, 1f1b, interl"),
+        (
+            {"structure": replace(SEQUENCE, schedule="zbv", virtual_stages=2)},
+            "schedule=zbv is verified, but its time is not modelled yet: use gpipe or 1f1b",
+        ),
+        (
+            {"structure": replace(SEQUENCE, schedule="dualpipev", virtual_stages=3)},
+            "schedule=dualpipev has two stages a rank, not virtual_stages=3",
+        ),
+        (
+            {"structure": replace(SEQUENCE, virtual_stages=2)},
+            "schedule=1f1b has one stage a rank, not virtual_stages",
+        ),
+        ({"structure": replace(SEQUENCE, virtual_stages=0)}, "virtual_stages=0 is not a whole number of at least 1"),
+        (
+            {"structure": replace(SEQUENCE, schedule="interleaved", virtual_stages=41)},
+            "pp·virtual_stages = 2·41 exceeds num_hidden_layers=80",
+        ),
+        ({"pp": 1, "structure": Structure(schedule="zbv")}, "schedule=zbv with virtual_stages=1 needs pp > 1"),
     ],
 )
 def test_each_rule_speaks(change, said):

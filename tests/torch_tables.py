@@ -19,7 +19,7 @@ V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 
 
 def tables(name: str, pp: int, chunks: int, num_microbatches: int) -> Any:
-    """`{"error": …}`; or by rank `compute` (flat: an overlapped pair is its two passes) and `all` (gathers, sends too)."""
+    """`{"error": …}`, or by rank: `compute`, an overlapped pair as its two passes, and `all`, with what is between."""
     held = generate_rank_to_stage_mapping(pp, pp * chunks, "v" if name in V_SHAPED else "loop")[0]
     stages: list[Any] = [
         SimpleNamespace(

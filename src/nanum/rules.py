@@ -14,7 +14,16 @@ from typing import Any, get_args
 
 from nanum.cluster import Cluster
 from nanum.job import Job, Optimizer, Precision
-from nanum.layout import AXES, ContextParallel, Layout, Recompute, Schedule, TensorParallel
+from nanum.layout import (
+    AXES,
+    ONE_CHUNK,
+    V_SHAPED,
+    ContextParallel,
+    Layout,
+    Recompute,
+    Schedule,
+    TensorParallel,
+)
 from nanum.model import Model
 
 MOST_BYTES = 2**62  # byte counts are 64-bit integers; a factor of two is left for sums
@@ -115,6 +124,18 @@ def _product(layout: Layout, *axes: str) -> str:
     sizes = [getattr(layout, axis) for axis in used]
     total = f"={prod(sizes)}" if len(used) > 1 else ""
     return f"{'·'.join(used)}={'·'.join(map(str, sizes))}{total}"
+
+
+def _virtual_stages(layout: Layout) -> str | None:
+    """Why a schedule does not have that many stages a rank."""
+    schedule, count = layout.structure.schedule, layout.structure.virtual_stages
+    if not _is_whole(count) or count < 1:
+        return f"virtual_stages={count} is not a whole number of at least 1"
+    if schedule in ONE_CHUNK and count > 1:
+        return f"schedule={schedule} has one stage a rank, not virtual_stages={count}: use {', '.join(SEVERAL_CHUNKS)}"
+    if schedule in V_SHAPED and count != 2 and layout.structure.pipelined:
+        return f"schedule={schedule} has two stages a rank, not virtual_stages={count}"
+    return None
 
 
 def _world(layout: Layout) -> Any:
@@ -227,10 +248,39 @@ BATCH = Rule(
     ),
 )
 LAYERS = Rule(
-    "pp exceeds num_hidden_layers",
-    lambda model, job, cluster, layout: layout.pp > model.num_hidden_layers,
-    lambda model, job, cluster, layout: f"pp={layout.pp} exceeds num_hidden_layers={model.num_hidden_layers}",
+    "pp times the virtual stages exceeds num_hidden_layers",
+    lambda model, job, cluster, layout: layout.pp * layout.structure.virtual_stages > model.num_hidden_layers,
+    lambda model, job, cluster, layout: (
+        f"pp={layout.pp} exceeds num_hidden_layers={model.num_hidden_layers}"
+        if layout.structure.virtual_stages == 1
+        else f"pp·virtual_stages = {layout.pp}·{layout.structure.virtual_stages} exceeds "
+        f"num_hidden_layers={model.num_hidden_layers}"
+    ),
 )
+SEVERAL_CHUNKS = tuple(name for name in get_args(Schedule) if name not in ONE_CHUNK)
+VIRTUAL_STAGES = Rule(
+    "the schedule has another number of virtual stages",
+    lambda model, job, cluster, layout: _virtual_stages(layout) is not None,
+    lambda model, job, cluster, layout: str(_virtual_stages(layout)),
+)
+NO_PIPELINE = Rule(
+    "a schedule of several virtual stages needs a pipeline",
+    lambda model, job, cluster, layout: (
+        (layout.pp == 1) & (layout.structure.virtual_stages != 1 or layout.structure.schedule in SEVERAL_CHUNKS)
+    ),
+    lambda model, job, cluster, layout: (
+        f"schedule={layout.structure.schedule} with virtual_stages={layout.structure.virtual_stages} needs pp > 1"
+    ),
+)
+SCHEDULE_TIME = Rule(
+    "the time of the schedule is not modelled yet",
+    lambda model, job, cluster, layout: (layout.pp > 1) & (layout.structure.schedule in SEVERAL_CHUNKS),
+    lambda model, job, cluster, layout: (
+        f"schedule={layout.structure.schedule} is verified, but its time is not modelled yet: "
+        f"use {' or '.join(ONE_CHUNK)}"
+    ),
+)
+"""Of what asks for a time alone: whoever asks for none leaves it out."""
 POSITIONS = Rule(
     "seq_len exceeds the rows of the learned positions",
     lambda model, job, cluster, layout: (
@@ -283,6 +333,9 @@ OF_LAYOUT = (
     CONTEXT_SEQUENCE,
     *(_heads_rule(name) for name in ("num_attention_heads", "num_key_value_heads")),
     RING_KERNEL,
+    VIRTUAL_STAGES,
+    NO_PIPELINE,
+    SCHEDULE_TIME,
 )
 
 GENERAL = (*OF_JOB, *OF_LAYOUT)

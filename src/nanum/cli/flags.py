@@ -74,9 +74,12 @@ Sp = Annotated[
     ),
 ]
 CpKind = Annotated[str | None, _text("--cp-kind", "ring|allgather|ulysses", "How context parallel exchanges. [ring]")]
-Schedule = Annotated[str | None, _text("--schedule", "gpipe|1f1b", "Order of the pipeline's work. [1f1b]")]
+Schedule = Annotated[
+    str | None,
+    _text("--schedule", "gpipe|1f1b", "Order of the pipeline's work; others have no time yet. [1f1b]"),
+]
 VirtualStages = Annotated[
-    str | None, _text("--virtual-stages", "N", "Stages held by one rank. [1; more is not modelled yet]")
+    str | None, _text("--virtual-stages", "N", "Stages held by one rank. [1, or 2 by a schedule of several]")
 ]
 Recompute = Annotated[
     str | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from nanum.errors import Refused
 from nanum.job import Job, Optimizer, Precision, default_global_batch_size, default_seq_len
-from nanum.layout import AXES, ContextParallel, Layout, Recompute, Schedule, Structure
+from nanum.layout import AXES, ONE_CHUNK, ContextParallel, Layout, Recompute, Schedule, Structure
 from nanum.units import whole_number
 
 if TYPE_CHECKING:
@@ -30,17 +30,14 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "precision": (get_args(Precision), ("fp8",)),
     "optimizer": (get_args(Optimizer), ()),
     "zero": (("0", "1", "2", "3"), ()),
-    "schedule": (
-        get_args(Schedule),
-        ("interleaved", "looped-bfs", "zb-h1", "zb-h2", "zbv", "dualpipe", "dualpipev"),
-    ),
+    "schedule": (get_args(Schedule), ("zb-h2", "dualpipe")),
     "recompute": (get_args(Recompute), ()),
     "attention": (("flash", "eager"), ()),
     "loss": (("full",), ("chunked", "fused")),
     "offload": (("none",), ("optimizer", "params", "activations")),
     "cp_kind": (tuple(kind for kind in get_args(ContextParallel) if kind != "none"), ()),
 }
-ONLY_ONE = ("ep", "etp", "virtual_stages")  # numbers of which only 1 is modelled yet
+ONLY_ONE = ("ep", "etp")  # numbers of which only 1 is modelled yet
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
         structure=_structure(reader, sizes, engine),
         rank_order=_rank_order(reader),
     )
-    for name in ("ep", "etp", "virtual_stages"):
+    for name in ("ep", "etp"):
         reader.whole(name, 1)
     for name in ("loss", "offload"):
         reader.choice(name, "")
@@ -239,7 +236,8 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         "tensor": tensor,
         "cp_kind": cp_kind if sizes["cp"] > 1 else "none",
         "recompute": reader.choice("recompute", "none"),
-        "schedule": reader.choice("schedule", "1f1b"),
+        "schedule": (schedule := reader.choice("schedule", "1f1b")),
+        "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),
     }
     reshard = reader.switch("reshard", bool(engine.default_reshard(sizes["pp"])) if engine is not None else True)
@@ -247,6 +245,14 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         reader.defaults.append("no reshard, since pp > 1")
     compiled = reader.switch("compile", False)
     return Structure(zero=int(zero), reshard=reshard, pipelined=sizes["pp"] > 1, compile=compiled, **chosen)
+
+
+def _virtual_stages(reader: Reader, schedule: str, pp: int) -> int:
+    """Stages of a rank: two, where the schedule has several and the user does not say how many."""
+    default = 1 if schedule in ONE_CHUNK or pp == 1 else 2
+    if default > 1 and not reader.said("virtual_stages"):
+        reader.defaults.append(f"virtual_stages {default}")
+    return reader.whole("virtual_stages", default)
 
 
 def _rank_order(reader: Reader) -> tuple[str, ...]:

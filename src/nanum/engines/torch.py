@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanum.conventions import ITEMSIZE, Conventions, Kept, Numerics
+from nanum.engines import pipelining
 from nanum.engines.engine import Engine, eager_rule, fsdp_numerics, weighed_layers, zero_rule
 from nanum.job import Job
 from nanum.layout import Structure
@@ -70,6 +71,7 @@ RULES = (
             "use --zero 3"
         ),
     ),
+    *pipelining.RULES,
 )
 
 TORCH = Engine(

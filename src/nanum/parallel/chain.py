@@ -147,7 +147,7 @@ class Chain:
         return [loss, *begin, *self._run(("head", "last", "middle", "first"), "backward", around, "input")]
 
     def _weights_half(self, begin: list[Node], around: Around) -> list[Node]:
-        """Parts as in backward, though PyTorch goes by the order of the parameters: in passing, other bytes are held."""
+        """Parts as in backward, though PyTorch goes by the order of the parameters: in passing it holds other bytes."""
         nodes = list(begin)
         places: tuple[Place, ...] = ("head", "last", "middle", "first")
         for place in places:
