@@ -83,7 +83,9 @@ def step(case: dict[str, Any]) -> Step:
             numerics = Numerics(dtype, dtype, dtype, 2 * ITEMSIZE[dtype], 4)
         # gloo reduces a copy of its input; the fake group reduces nothing
         gloo = not alone and case["backend"] == "gloo"
-        return replace(stated, numerics=numerics, root_reshards=case["reshard_root"], reduce_copies=gloo, rope_in_forward=True)
+        return replace(
+            stated, numerics=numerics, root_reshards=case["reshard_root"], reduce_copies=gloo, rope_in_forward=True
+        )
 
     return build(model, job, layout, replace(torch, conventions=conventions), 0)
 

@@ -61,7 +61,9 @@ class Conventions:
     stage_keeps_buffers: bool = False  # a stage has room for what it receives of each micro-batch, for the whole run
     optimizer_sums: int = 1  # how often the optimizer carries out a sum over tp that backward left pending
     step_keeps_logits: bool = False  # the caller's frame holds them until the step's end
-    rope_in_forward: bool = False  # rotary tables are made in each forward pass, and saved; otherwise each stage has them
+    rope_in_forward: bool = (
+        False  # rotary tables are made in each forward pass, and saved; otherwise each stage has them
+    )
     vocab_multiple_per_tp: int = 1  # the vocabulary is padded to a multiple of this times tp
     units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
     root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?

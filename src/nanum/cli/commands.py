@@ -166,6 +166,78 @@ def predict(
 
 @app.command()
 @ends
+def verify(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="As for predict, small or scaled down. [tiny-llama]", show_default=False
+        ),
+    ] = None,
+    ranks: flags.Ranks = None,
+    dp_replicate: flags.DpReplicate = None,
+    dp_shard: flags.DpShard = None,
+    tp: flags.Tp = None,
+    sp: flags.Sp = None,
+    cp: flags.Cp = None,
+    cp_kind: flags.CpKind = None,
+    pp: flags.Pp = None,
+    schedule: flags.Schedule = None,
+    virtual_stages: flags.VirtualStages = None,
+    zero: flags.Zero = None,
+    reshard: flags.Reshard = None,
+    recompute: flags.Recompute = None,
+    grad_sync: flags.GradSyncFlag = None,
+    bucket_cap_mb: flags.BucketCapMb = None,
+    micro_batch_size: flags.MicroBatchSize = None,
+    seq_len: flags.SeqLen = None,
+    global_batch_size: flags.GlobalBatchSize = None,
+    precision: flags.Precision = None,
+    optimizer: flags.Optimizer = None,
+    layers: flags.Layers = None,
+    hidden: flags.Hidden = None,
+    vocab: flags.Vocab = None,
+    steps: flags.Steps = None,
+    attention: flags.Attention = None,
+    rank_order: flags.RankOrder = None,
+    ep: flags.Ep = None,
+    etp: flags.Etp = None,
+    loss: flags.Loss = None,
+    offload: flags.Offload = None,
+    compile: flags.Compile = None,
+    engine: flags.TorchEngine = None,
+    all: Annotated[bool, typer.Option("--all", help="Every layout of the matrix, instead of one: minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="With --all: a dozen of them.")] = False,
+    print_launch: Annotated[
+        bool, typer.Option("--print-launch", help="Only print the command that runs it on several machines.")
+    ] = False,
+    answer: Annotated[
+        str | None,
+        typer.Option("--answer", metavar="FILE", help="Compare what such a launch wrote.", show_default=False),
+    ] = None,
+    json: flags.AsJson = False,
+) -> int:
+    """Train a small model under a layout with PyTorch's own engines, and compare what it exchanges and holds.
+
+    \b
+    Examples:
+      nanum verify --ranks 2 --zero 3
+      nanum verify tiny-gpt --ranks 4 --dp-replicate 2 --dp-shard 1 --tp 2 --precision bf16
+      nanum verify llama-3.1-8b --layers 4 --hidden 128 --vocab 1000 --ranks 2 --pp 2 --schedule gpipe
+      nanum verify --all
+
+    Loss and gradients are compared with one process's, exchanges row by row and byte by byte, bytes held with what
+    PyTorch allocated, and bytes sent with what came through the sockets. It needs the torch extra.
+
+    Exit code: 0 where all is equal, 1 where something differs or a rank failed, 2 where the question cannot be asked.
+    """
+    from nanum.cli.verification import Switches, run
+
+    return run(model, ctx.params, Switches(all, quick, print_launch, answer, json), stdout_console())
+
+
+@app.command()
+@ends
 def lesson(
     parts: Annotated[
         list[str] | None, typer.Argument(metavar="[A] [B] [C]", help="Which parts. [all]", show_default=False)

@@ -99,3 +99,17 @@ Offload = Annotated[
 ]
 
 Top = Annotated[str | None, _text("--top", "N", "How many layouts to show. [10]")]
+
+Ranks = Annotated[str | None, _text("--ranks", "N", "How many ranks train: processes of this machine.")]
+Layers = Annotated[str | None, _text("--layers", "N", "The model with N layers. [its own]")]
+Hidden = Annotated[
+    str | None, _text("--hidden", "N", "The model with a hidden size of N, all else in proportion. [its own]")
+]
+Vocab = Annotated[str | None, _text("--vocab", "N", "The model with N tokens. [its own]")]
+Steps = Annotated[str | None, _text("--steps", "N", "Steps to train, 4 or more; the third is counted. [4]")]
+GradSyncFlag = Annotated[
+    str | None,
+    _text("--grad-sync", "each|last", "Gradients are reduced in each micro-batch, or in the last one alone. [each]"),
+]
+BucketCapMb = Annotated[str | None, _text("--bucket-cap-mb", "MiB", "DDP's buckets. [PyTorch's own: 1, then 25]")]
+TorchEngine = Annotated[str | None, _text("--engine", "torch", "What is run is PyTorch itself. [torch]")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from nanum.errors import Refused
 from nanum.job import Job, Optimizer, Precision, default_global_batch_size, default_seq_len
-from nanum.layout import AXES, ONE_CHUNK, ContextParallel, Layout, Recompute, Schedule, Structure
+from nanum.layout import AXES, ONE_CHUNK, ContextParallel, GradSync, Layout, Recompute, Schedule, Structure
 from nanum.units import whole_number
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "attention": (("flash", "eager"), ()),
     "loss": (("full",), ("chunked", "fused")),
     "offload": (("none",), ("optimizer", "params", "activations")),
+    "grad_sync": (get_args(GradSync), ()),
     "cp_kind": (tuple(kind for kind in get_args(ContextParallel) if kind != "none"), ()),
 }
 ONLY_ONE = ("ep", "etp")  # numbers of which only 1 is modelled yet
@@ -59,6 +60,7 @@ class Reader:
     flags: Flags
     reasons: list[str] = field(default_factory=list)
     unread: bool = False  # a number could not be read: what would follow from it is not known
+    none_left: bool = False  # the axes do not divide the GPUs, and dp_shard is not known
     defaults: list[str] = field(default_factory=list)
 
     def whole(self, name: str, default: int) -> int:
@@ -128,23 +130,11 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     reader = Reader(flags)
     asked = _question(model_word, cluster_word, reader)
     engine = asked.engine if asked is not None else None
-    sizes = {axis: reader.whole(axis, 1) for axis in ("dp_replicate", "cp", "tp", "pp")}
-    left = _gpus_left(reader, sizes, asked)
-    layout = Layout(
-        **sizes,
-        dp_shard=reader.whole("dp_shard", left or 1),
-        micro_batch_size=reader.whole("micro_batch_size", 1),
-        structure=_structure(reader, sizes, engine),
-        rank_order=_rank_order(reader),
-    )
-    for name in ("ep", "etp"):
-        reader.whole(name, 1)
-    for name in ("loss", "offload"):
-        reader.choice(name, "")
+    layout = layout_of(reader, engine, asked.cluster.gpus if asked is not None else None)
     if asked is None or reader.unread:
         raise Refused(reader.reasons)
-    if left is None:
-        reader.reasons += [_none_left(sizes, asked.cluster.gpus), *_broken_rules(asked, layout, without_world=True)]
+    if reader.none_left:
+        reader.reasons += _broken_rules(asked, layout, without_world=True)
     elif reader.reasons:
         reader.reasons += _broken_rules(asked, layout, without_world=False)
     if reader.reasons:
@@ -154,14 +144,37 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     ), layout
 
 
+def layout_of(reader: Reader, engine: Engine | None, gpus: int | None, *, micro_batch_size: int = 1) -> Layout:
+    """The layout that the flags name on so many GPUs, by an engine's defaults. Reasons are left with the reader: one
+    says where the axes leave no GPUs for `--dp-shard`.
+    """
+    sizes = {axis: reader.whole(axis, 1) for axis in ("dp_replicate", "cp", "tp", "pp")}
+    left = _gpus_left(reader, sizes, gpus)
+    layout = Layout(
+        **sizes,
+        dp_shard=reader.whole("dp_shard", left or 1),
+        micro_batch_size=reader.whole("micro_batch_size", micro_batch_size),
+        structure=_structure(reader, sizes, engine),
+        rank_order=_rank_order(reader),
+    )
+    for name in ("ep", "etp"):
+        reader.whole(name, 1)
+    for name in ("loss", "offload"):
+        reader.choice(name, "")
+    if left is None and gpus is not None:
+        reader.none_left = True
+        reader.reasons.append(_none_left(sizes, gpus))
+    return layout
+
+
 def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | None:
     from nanum.cluster import load as load_cluster
     from nanum.engines import load as load_engine
     from nanum.model import load as load_model
 
-    model = _loaded(load_model, model_word, reader)
-    cluster = _loaded(load_cluster, cluster_word, reader)
-    engine = _loaded(load_engine, DEFAULT_ENGINE if (said := reader.word("engine")) is None else _short(said), reader)
+    model = loaded(load_model, model_word, reader)
+    cluster = loaded(load_cluster, cluster_word, reader)
+    engine = loaded(load_engine, DEFAULT_ENGINE if (said := reader.word("engine")) is None else _short(said), reader)
     if engine is None:  # its own rules are not known: the rest is read as for the default, without its rules
         engine = replace(load_engine(DEFAULT_ENGINE), rules=())
     job = _job(reader, model)
@@ -172,7 +185,7 @@ def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | 
     return Question(model, job, cluster, engine, tuple(reader.defaults), engine.name)
 
 
-def _loaded(load: Callable[[str], T], word: str, reader: Reader) -> T | None:
+def loaded(load: Callable[[str], T], word: str, reader: Reader) -> T | None:
     try:
         return load(word)
     except Refused as refused:
@@ -195,11 +208,11 @@ def _job(reader: Reader, model: Model | None) -> Job:
     return Job(seq_len=seq_len, global_batch_size=global_batch_size, **chosen)
 
 
-def _gpus_left(reader: Reader, sizes: Mapping[str, int], asked: Question | None) -> int | None:
+def _gpus_left(reader: Reader, sizes: Mapping[str, int], gpus: int | None) -> int | None:
     """What `--dp-shard` takes when it is left out: None where the other axes do not divide the GPUs."""
-    if asked is None or reader.said("dp_shard"):
+    if gpus is None or reader.said("dp_shard"):
         return 1
-    left, rest = divmod(asked.cluster.gpus, prod(sizes.values()))
+    left, rest = divmod(gpus, prod(sizes.values()))
     if rest:
         return None
     reader.defaults.append(f"dp_shard {left}")
@@ -209,7 +222,7 @@ def _gpus_left(reader: Reader, sizes: Mapping[str, int], asked: Question | None)
 def _none_left(sizes: Mapping[str, int], gpus: int) -> str:
     product = " · ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
     ranks = f"{product} = {prod(sizes.values())} ranks"
-    return f"{ranks}, which do not divide the cluster's {gpus} GPUs: none are left for --dp-shard"
+    return f"{ranks}, which do not divide the {gpus} that there are: none are left for --dp-shard"
 
 
 def _broken_rules(asked: Question, layout: Layout, *, without_world: bool) -> list[str]:

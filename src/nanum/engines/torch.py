@@ -86,7 +86,7 @@ TORCH = Engine(
 )
 
 
-def on_gloo() -> Engine:
+def on_gloo(bucket_cap_mb: float | None = None) -> Engine:
     """The same on a CPU: gloo gathers and scatters through copies, and AdamW goes tensor by tensor, PyTorch's default
     there.
     """

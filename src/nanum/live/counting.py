@@ -56,7 +56,9 @@ class Ledger:
         phase = self.phase
         if kind == "send" and tensors:
             phase = self.directions.get(tensors[0].data_ptr(), phase)
-        self.tell(f"{kind} over {axis or 'one rank'}, {payload:,} bytes, {phase}", ranks if between is None else between)
+        self.tell(
+            f"{kind} over {axis or 'one rank'}, {payload:,} bytes, {phase}", ranks if between is None else between
+        )
         if not self.counting or kind in ("recv", "barrier"):
             return
         dtype = NAMES.get(tensors[0].dtype, str(tensors[0].dtype).removeprefix("torch.")) if tensors else "none"

@@ -11,6 +11,7 @@ from nanum.live.parallelize import DTYPES, stored_dtype
 from nanum.live.question import Question
 from nanum.live.training import batch, cross_entropy
 
+
 @dataclass(frozen=True)
 class Reference:
     loss: float

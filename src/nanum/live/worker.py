@@ -208,11 +208,13 @@ def run_launched(asked: Question, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m nanum.live.worker", description="Train under a layout, and count.")
-    parser.add_argument("--question", type=Path, help="a file with the questions; without it, stdin")
+    parser.add_argument("--question", help="the questions, or a file with them; without it, stdin")
     parser.add_argument("--answer", type=Path, help="under torchrun: where rank 0 writes the answers")
     given = parser.parse_args()
     try:
-        text = given.question.read_text() if given.question else sys.stdin.read()
+        text = given.question or sys.stdin.read()
+        if not text.lstrip().startswith("{"):
+            text = Path(text).read_text(encoding="utf-8")
         questions = [read(question) for question in json.loads(text)["questions"]]
         if launch.launched():
             if given.answer is None or len(questions) != 1:

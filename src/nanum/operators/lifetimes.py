@@ -126,7 +126,9 @@ def split_step(
     saved = {t for op in back for t in op.reads if t in written and t not in again_written} | {
         t for t in stays_on if t in written
     }
-    unneeded = {t: 0 if passed else len(back) - 1 for t, passed in _kept_by_name(forward, again, kept) if t not in saved}
+    unneeded = {
+        t: 0 if passed else len(back) - 1 for t, passed in _kept_by_name(forward, again, kept) if t not in saved
+    }
     saved |= unneeded.keys()
     ahead: dict[Tensor, Any] = dict.fromkeys(saved)
     f = lifetimes(
@@ -148,6 +150,4 @@ def _kept_by_name(forward: Sequence[Op], again: Sequence[Op], kept: Kept) -> lis
     if not again or not kept.outputs:
         return []
     last = max((i for i, op in enumerate(forward) if set(op.writes) & set(again[-1].writes)), default=-1)
-    return [
-        (t, i <= last) for i, op in enumerate(forward) if op.name in kept.outputs for t in op.writes if t.dims
-    ]
+    return [(t, i <= last) for i, op in enumerate(forward) if op.name in kept.outputs for t in op.writes if t.dims]

@@ -5,64 +5,18 @@ beside what was predicted, row by row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any
 
 from nanum import processes
 from nanum.engines.engine import Engine
 from nanum.engines.torch import on_gloo
-from nanum.job import Job
-from nanum.layout import Layout
-from nanum.model import Model
 from nanum.schedule import order, stage_of
 from nanum.verify import checks
+from nanum.verify.case import STEPS, Case
 from nanum.verify.checks import Check, Held, Row
 from nanum.verify.expected import Expected, expected
-
-STEPS = 4
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is run. `bucket_cap_mb` is DDP's, in MiB (None: PyTorch's own)."""
-
-    name: str
-    model: Model
-    job: Job
-    layout: Layout
-    steps: int = STEPS
-    bucket_cap_mb: float | None = None
-
-    @property
-    def ranks(self) -> int:
-        return int(self.layout.world)
-
-    @property
-    def stages(self) -> int:
-        return int(self.layout.pp * self.layout.structure.virtual_stages)
-
-    def question(self, engine: Engine) -> dict[str, Any]:
-        """As `nanum.live.question` reads it."""
-        layers = self.model.num_hidden_layers
-        return {
-            "model": asdict(self.model),
-            "job": asdict(self.job),
-            "layout": asdict(self.layout),
-            "stage_layers": [int(engine.layers_of_stage(layers, self.stages, i)) for i in range(self.stages)],
-            "name": self.name,
-            "steps": self.steps,
-            "bucket_cap_mb": self.bucket_cap_mb,
-        }
-
-    def place(self, rank: int) -> dict[str, int]:
-        """A rank's index along each axis."""
-        found, stride = {}, prod(self.layout.sizes.values())
-        for axis, size in self.layout.sizes.items():
-            stride //= size
-            found[axis] = rank // stride % size
-        return found
 
 
 @dataclass(frozen=True)
@@ -144,9 +98,18 @@ def verify(cases: Sequence[Case], progress: processes.Progress) -> list[Verifica
         Refused: there is no torch.
         RunFailed: a rank died, hung, or ran out of memory.
     """
-    engine = on_gloo()
-    question = {"questions": [case.question(engine) for case in cases]}
-    found = processes.run("nanum.live.worker", [], progress, question=question)
-    return [
-        Verification(case, engine, answer) for case, answer in zip(cases, found["answers"], strict=True)
-    ]
+    found = processes.run("nanum.live.worker", [], progress, question=questions(cases))
+    return [answered(case, answer) for case, answer in zip(cases, found["answers"], strict=True)]
+
+
+def questions(cases: Sequence[Case]) -> dict[str, Any]:
+    """As the worker reads them."""
+    return {"questions": [case.question(on_gloo(case.bucket_cap_mb)) for case in cases]}
+
+
+def answered(case: Case, answer: dict[str, Any]) -> Verification:
+    """A run that a launch of several machines did."""
+    return Verification(case, on_gloo(case.bucket_cap_mb), answer)
+
+
+__all__ = ["STEPS", "Case", "Verification", "answered", "verify"]

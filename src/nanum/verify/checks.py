@@ -69,6 +69,7 @@ class Held:
         return {
             "rank": self.rank,
             "category": self.category,
+            "ok": self.ok,
             "predicted_bytes": self.predicted,
             "counted_bytes": self.counted,
         }
@@ -128,7 +129,9 @@ def memory(found: Sequence[Held]) -> Check:
     peaks = [each for each in found if each.category == "allocated_peak"]
     equal = sum(each.predicted == each.counted for each in exact)
     furthest = max((each.predicted / each.counted - 1 for each in peaks), key=abs)
-    detail = f"{equal} of {len(exact)} equal to the byte; peaks at most {furthest:+.2%} apart (allowed {PEAK_TOLERANCE:.1%})"
+    detail = (
+        f"{equal} of {len(exact)} equal to the byte; peaks at most {furthest:+.2%} apart (allowed {PEAK_TOLERANCE:.1%})"
+    )
     return Check("memory", not wrong, detail)
 
 
@@ -155,5 +158,9 @@ def schedule(answers: Sequence[Answer], orders: Sequence[Sequence[str]]) -> Chec
     for answer, order in zip(answers, orders, strict=True):
         if list(answer["did"]) != list(order):
             i = next((i for i, (a, b) in enumerate(zip(answer["did"], order, strict=False)) if a != b), len(order))
-            return Check("schedule", False, f"rank {answer['rank']} differs from action {i} on: did {answer['did'][i : i + 4]}, predicted {list(order[i : i + 4])}")
+            return Check(
+                "schedule",
+                False,
+                f"rank {answer['rank']} differs from action {i} on: did {answer['did'][i : i + 4]}, predicted {list(order[i : i + 4])}",
+            )
     return Check("schedule", True, f"{sum(len(order) for order in orders):,} actions in the predicted order")

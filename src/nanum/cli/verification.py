@@ -1,0 +1,268 @@
+"""From the user's words to what `verify` runs. Every reason why it cannot be run is raised at once."""
+
+from __future__ import annotations
+
+import json as json_text
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nanum.cli.answers import BAD_NEWS, GOOD, print_json
+from nanum.cli.words import Flags, Reader, layout_of, loaded
+from nanum.errors import Refused
+from nanum.job import Job
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nanum.engines.engine import Engine
+    from nanum.layout import Layout
+    from nanum.model import Model
+    from nanum.verify import Case, Verification
+
+DEFAULT_MODEL = "tiny-llama"
+DEFAULT_SEQ_LEN = 64
+DEFAULT_MICRO_BATCH_SIZE = 2
+LARGEST_ANSWER_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Asked:
+    case: Case
+    defaults: tuple[str, ...]
+
+
+def verify_case(model_word: str | None, flags: Flags) -> Asked:
+    """One case. Raises Refused with every reason, those of the rules and of the engine among them."""
+    from nanum.engines.torch import on_gloo
+    from nanum.model import load as load_model
+    from nanum.model.scale import scaled
+    from nanum.verify import STEPS, Case
+
+    reader = Reader(flags)
+    engine = on_gloo()
+    if (said := reader.word("engine")) not in (None, engine.name):
+        reader.reasons.append(f"--engine {said}: what is run is PyTorch itself, engine torch")
+    if model_word is None:
+        reader.defaults.append(f"model {DEFAULT_MODEL}")
+    model = loaded(load_model, model_word or DEFAULT_MODEL, reader)
+    sizes = {name: reader.whole(name, 0) or None for name in ("layers", "hidden", "vocab")}
+    if model is not None:
+        try:
+            model = scaled(model, **sizes)
+        except Refused as refused:
+            reader.reasons.extend(refused.reasons)
+    ranks = _ranks(reader)
+    layout = layout_of(reader, engine, ranks, micro_batch_size=DEFAULT_MICRO_BATCH_SIZE)
+    layout = replace(layout, structure=replace(layout.structure, grad_sync=reader.choice("grad_sync", "each")))
+    job = _job(reader, model, layout)
+    steps = reader.whole("steps", STEPS)
+    cap = _megabytes(reader)
+    if reader.unread or reader.none_left or model is None or ranks is None:
+        raise Refused(reader.reasons)
+    reader.reasons += [*broken_rules(model, job, layout, engine, ranks), *_not_run(reader, job)]
+    if reader.reasons:
+        raise Refused(reader.reasons)
+    return Asked(Case(model.name, model, job, layout, steps, cap), tuple(reader.defaults))
+
+
+def broken_rules(model: Model, job: Job, layout: Layout, engine: Engine, ranks: int) -> list[str]:
+    """Why these ranks cannot run it, whatever they run on."""
+    from nanum.cluster import load as load_cluster
+    from nanum.rules import GENERAL, broken
+
+    these = replace(
+        load_cluster("1x1xh100-sxm"), name=f"{ranks} ranks", gpus_per_node=ranks
+    )  # only their number counts
+    found = broken(GENERAL, model, job, these, layout)
+    return [*found, *broken(engine.rules, model, job, these, layout)]
+
+
+def _ranks(reader: Reader) -> int | None:
+    if not reader.said("ranks"):
+        reader.reasons.append("--ranks N is missing: how many ranks train")
+        return None
+    ranks = reader.whole("ranks", 1)
+    if ranks < 1:
+        reader.reasons.append(f"--ranks {ranks}: must be at least 1")
+        return None
+    return ranks
+
+
+def _job(reader: Reader, model: Model | None, layout: Layout) -> Job:
+    longest = model.max_position_embeddings if model is not None else DEFAULT_SEQ_LEN
+    seq_len = reader.whole("seq_len", min(DEFAULT_SEQ_LEN, longest))
+    data_ranks = max(1, layout.data_ranks)
+    m = max(1, 2 * layout.pp * layout.structure.virtual_stages) if layout.structure.pipelined else 1
+    batch = reader.whole("global_batch_size", max(1, layout.micro_batch_size) * data_ranks * m)
+    for name, value in (("seq_len", seq_len), ("global_batch_size", batch)):
+        if not reader.said(name):
+            reader.defaults.append(f"{name} {value}")
+    precision, optimizer = reader.choice("precision", "fp32"), reader.choice("optimizer", "adamw")
+    for name, value in (("precision", precision), ("optimizer", optimizer)):
+        if not reader.said(name):
+            reader.defaults.append(f"{name} {value}")
+    return Job(seq_len, batch, precision, optimizer)  # type: ignore[arg-type]
+
+
+def _megabytes(reader: Reader) -> float | None:
+    word = reader.word("bucket_cap_mb")
+    if word is None:
+        return None
+    try:
+        size = float(word)
+    except ValueError:
+        size = -1.0
+    if not 0 < size < 1e6:
+        reader.reasons.append(f"--bucket-cap-mb {word}: must be a number of MiB above 0")
+        reader.unread = True
+        return None
+    return size
+
+
+def _not_run(reader: Reader, job: Job) -> list[str]:
+    """What is modelled, and is not run here."""
+    found = []
+    if job.precision == "fp16":
+        found.append("--precision fp16 is not run here: fp32 or bf16")
+    if reader.word("attention") == "eager":
+        found.append("--attention eager is not run here: flash")
+    if reader.word("rank_order") is not None:
+        found.append("--rank-order is not run here: it moves ranks between links, and there is one")
+    return found
+
+
+def too_large(case: Case, free_bytes: int) -> str | None:
+    """Why a case does not fit this machine's memory, where it does not."""
+    from nanum.engines.torch import on_gloo
+    from nanum.units import GIB
+    from nanum.verify.expected import expected
+
+    engine = on_gloo()
+    one = expected(case.model, case.job, case.layout, engine, case.place(0)).memory["allocated_peak"]
+    need = case.ranks * one
+    if need <= free_bytes:
+        return None
+    return (
+        f"{case.ranks} ranks of {case.model.name} would hold {need / GIB:.1f} GiB, and {free_bytes / GIB:.1f} GiB are "
+        "free here: scale it down with --layers, --hidden and --vocab"
+    )
+
+
+def mesh_words(case: Case) -> str:
+    """`dp_shard 2 · tp 2`, as a person reads a layout."""
+    parts = [f"{axis} {size}" for axis, size in case.layout.sizes.items() if size > 1]
+    return " · ".join(parts) if parts else "nothing divided"
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What the command does, besides one case."""
+
+    all: bool
+    quick: bool
+    print_launch: bool
+    answer: str | None
+    json: bool
+
+
+def run(model_word: str | None, flags: Flags, switches: Switches, console: Console) -> int:
+    """The `verify` command: its exit code."""
+    if switches.all:
+        return _run_all(model_word, flags, switches, console)
+    reasons = ["--quick is for --all"] if switches.quick else []
+    try:
+        asked = verify_case(model_word, flags)
+    except Refused as refused:
+        raise Refused([*reasons, *refused.reasons]) from None
+    if reasons:
+        raise Refused(reasons)
+    if switches.print_launch:
+        print(launch_command(asked.case))
+        return GOOD
+    found = _answered(asked.case, Path(switches.answer)) if switches.answer else _verified([asked.case])[0]
+    document = found.to_dict()
+    if switches.json:
+        print_json(document)
+    else:
+        from nanum.report.verification import print_verification
+
+        print_verification(document, console, mesh_words(asked.case), asked.defaults)
+    return GOOD if found.ok else BAD_NEWS
+
+
+def _run_all(model_word: str | None, flags: Flags, switches: Switches, console: Console) -> int:
+    from nanum.verify.matrix import cases
+
+    ours = ("all", "quick", "json", "model")
+    said = [name for name, value in flags.items() if name not in ours and value not in (None, False)]
+    if model_word is not None or said:
+        names = [*(["MODEL"] if model_word is not None else []), *("--" + name.replace("_", "-") for name in said)]
+        raise Refused(f"--all runs a matrix of its own, and takes no {', '.join(names)}")
+    begin = time.monotonic()
+    found = _verified(cases(quick=switches.quick))
+    document = {
+        "ok": all(each.ok for each in found),
+        "seconds": time.monotonic() - begin,
+        "cases": [each.to_dict() for each in found],
+    }
+    if switches.json:
+        print_json(document)
+    else:
+        from nanum.report.verification import print_matrix
+
+        print_matrix(document, console)
+    return GOOD if document["ok"] else BAD_NEWS
+
+
+def _verified(cases: Sequence[Case]) -> list[Verification]:
+    from nanum.cli.progress import Progress
+    from nanum.verify import verify
+
+    if reasons := [reason for case in cases if (reason := too_large(case, _free_bytes()))]:
+        raise Refused(reasons)
+    with Progress("ranks train") as progress:
+        return verify(cases, progress)
+
+
+def _free_bytes() -> int:
+    """Memory that this machine could still give, or all there could be where it does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return sys.maxsize
+
+
+def launch_command(case: Case) -> str:
+    """The same run by torchrun, on as many machines as one likes."""
+    from nanum.verify import questions
+
+    question = shlex.quote(json_text.dumps(questions([case]), separators=(",", ":")))
+    return (
+        "# on each of NODES machines that have nanum[torch], with a shared HOST:PORT; --answer then compares the file\n"
+        f"torchrun --nnodes NODES --nproc-per-node {case.ranks}/NODES --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
+        f"-m nanum.live.worker --question {question} --answer answer.json"
+    )
+
+
+def _answered(case: Case, path: Path) -> Verification:
+    from nanum import files
+    from nanum.verify import answered
+
+    raw = files.read(path, "the answer of a launch", LARGEST_ANSWER_BYTES)
+    try:
+        (answer,) = json_text.loads(raw)["answers"]
+        if len(answer["ranks"]) != case.ranks:
+            raise Refused(f"{path}: {len(answer['ranks'])} ranks answered, and the layout has {case.ranks}")
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, Refused):
+            raise
+        raise Refused(f"{path}: not what `python -m nanum.live.worker` writes") from None
+    return answered(case, answer)

@@ -1,0 +1,162 @@
+"""The layouts that `nanum verify --all` runs: every way that PyTorch has an engine for, alone and composed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import Attention, Mlp, Model
+from nanum.verify.case import Case
+
+SEQ_LEN, MICRO_BATCH_SIZE = 64, 2
+
+LLAMA = Model(
+    name="llama",
+    hidden_size=128,
+    vocab_size=1000,
+    num_hidden_layers=2,
+    max_position_embeddings=SEQ_LEN,
+    attention=Attention(num_attention_heads=8, num_key_value_heads=4, head_dim=16),
+    mlp=Mlp(intermediate_size=352, gated=True, activation="silu"),
+    norm="rms_norm",
+    position="rotary",
+    tie_word_embeddings=False,
+)
+GPT = Model(
+    name="gpt",
+    hidden_size=128,
+    vocab_size=1000,
+    num_hidden_layers=2,
+    max_position_embeddings=SEQ_LEN,
+    attention=Attention(8, 8, 16, qkv_bias=True, output_bias=True),
+    mlp=Mlp(512, gated=False, activation="gelu", bias=True),
+    norm="layer_norm",
+    position="learned",
+    tie_word_embeddings=True,
+)
+UNEVEN = replace(LLAMA, name="llama, uneven", hidden_size=126, vocab_size=1001, attention=Attention(9, 3, 14))
+"""A vocabulary and a hidden size that no power of two divides."""
+MODELS = {"llama": LLAMA, "gpt": GPT, "uneven": UNEVEN}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A line of the matrix; what is not named is as it is by default."""
+
+    name: str
+    model: str = "llama"
+    tied: bool | None = None
+    layers: int = 2
+    vocab: int | None = None
+    precision: str = "fp32"
+    micro_batches: int = 1
+    bucket_cap_mb: float | None = None
+    quick: bool = False  # among the dozen that are always run
+    sizes: dict[str, int] | None = None
+    how: dict[str, Any] | None = None
+
+    def case(self) -> Case:
+        model = replace(MODELS[self.model], num_hidden_layers=self.layers)
+        if self.tied is not None:
+            model = replace(model, tie_word_embeddings=self.tied)
+        if self.vocab is not None:
+            model = replace(model, vocab_size=self.vocab)
+        sizes = self.sizes or {}
+        how = dict(self.how or {})
+        tp, pp, cp = (sizes.get(axis, 1) for axis in ("tp", "pp", "cp"))
+        how.setdefault("tensor", "none" if tp == 1 else "sequence")
+        how.setdefault("cp_kind", "none" if cp == 1 else "ring")
+        layout = Layout(**sizes, micro_batch_size=MICRO_BATCH_SIZE, structure=Structure(pipelined=pp > 1, **how))
+        batch = MICRO_BATCH_SIZE * self.micro_batches * layout.data_ranks
+        job = Job(SEQ_LEN, batch, self.precision)  # type: ignore[arg-type]
+        return Case(self.name, model, job, layout, bucket_cap_mb=self.bucket_cap_mb)
+
+
+def _ask(name: str, *, how: dict[str, Any] | None = None, **named: Any) -> Ask:
+    axes = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+    sizes = {axis: named.pop(axis) for axis in axes if axis in named}
+    fields = {field: named.pop(field) for field in tuple(named) if field in Ask.__dataclass_fields__}
+    structure = {"zero": 0, **(how or {}), **named}
+    return Ask(name, sizes=sizes, how=structure, **fields)
+
+
+_FULLY: dict[str, Any] = {"zero": 3}
+_DDP: dict[str, Any] = {"bucket_cap_mb": 0.25}
+_PIPELINE: dict[str, Any] = {"layers": 4, "micro_batches": 4, "pp": 2}
+_CHUNKS: dict[str, Any] = {"layers": 6, "micro_batches": 4, "pp": 2, "virtual_stages": 2}
+
+MATRIX = (
+    _ask("one rank", quick=True),
+    _ask("one rank, gpt, bf16", model="gpt", precision="bf16"),
+    _ask("one rank, accumulating", micro_batches=3),
+    _ask("one rank, recompute full", recompute="full"),
+    # data parallel
+    _ask("ddp 2", dp_replicate=2, quick=True, **_DDP),
+    _ask("ddp 2, PyTorch's buckets, tied", dp_replicate=2, tied=True),
+    _ask("ddp 4, gpt, bf16", dp_replicate=4, model="gpt", precision="bf16", **_DDP),
+    _ask("ddp 3, uneven", dp_replicate=3, model="uneven", **_DDP),
+    _ask("ddp 2, accumulating", dp_replicate=2, micro_batches=3, **_DDP),
+    _ask("ddp 2, accumulating without sync", dp_replicate=2, micro_batches=3, grad_sync="last", **_DDP),
+    _ask("ddp 8", dp_replicate=8, **_DDP),
+    _ask("zero-1 2", dp_shard=2, zero=1, quick=True, **_DDP),
+    _ask("zero-1 4, gpt", dp_shard=4, zero=1, model="gpt", **_DDP),
+    _ask("zero-1 3, uneven", dp_shard=3, zero=1, model="uneven", **_DDP),
+    # sharded
+    _ask("fsdp 2", dp_shard=2, quick=True, **_FULLY),
+    _ask("fsdp 2, bf16", dp_shard=2, precision="bf16", **_FULLY),
+    _ask("fsdp 4, gpt", dp_shard=4, model="gpt", **_FULLY),
+    _ask("fsdp 4, tied, no reshard", dp_shard=4, tied=True, reshard=False, **_FULLY),
+    _ask("fsdp 3, uneven", dp_shard=3, model="uneven", quick=True, **_FULLY),
+    _ask("fsdp 3, uneven, bf16", dp_shard=3, model="uneven", precision="bf16", **_FULLY),
+    _ask("fsdp 8", dp_shard=8, **_FULLY),
+    _ask("fsdp 2, accumulating", dp_shard=2, micro_batches=3, **_FULLY),
+    _ask("fsdp 2, accumulating without sync", dp_shard=2, micro_batches=3, grad_sync="last", **_FULLY),
+    _ask("fsdp 2, recompute full", dp_shard=2, recompute="full", **_FULLY),
+    _ask("fsdp 2, recompute selective", dp_shard=2, recompute="selective", **_FULLY),
+    _ask("hsdp 2 x 2", dp_replicate=2, dp_shard=2, quick=True, **_FULLY),
+    _ask("hsdp 2 x 2, accumulating, bf16", dp_replicate=2, dp_shard=2, micro_batches=2, precision="bf16", **_FULLY),
+    # tensor and sequence parallel
+    _ask("tp 2", tp=2, tensor="tensor"),
+    _ask("tp 2, sequence parallel", tp=2, quick=True),
+    _ask("tp 4, sequence parallel, bf16", tp=4, precision="bf16"),
+    _ask("tp 4, gpt, sequence parallel", tp=4, model="gpt"),
+    _ask("tp 2, gpt, tied, bf16", tp=2, model="gpt", tensor="tensor", precision="bf16"),
+    _ask("tp 2, uneven vocabulary", tp=2, vocab=1001),
+    _ask("tp 2, sequence parallel, recompute full", tp=2, recompute="full"),
+    _ask("tp 2, sequence parallel, recompute selective", tp=2, recompute="selective"),
+    # context parallel
+    _ask("cp 2, ring", cp=2, cp_kind="ring", quick=True, **_FULLY),
+    _ask("cp 4, ulysses", cp=4, cp_kind="ulysses", **_FULLY),
+    _ask("cp 2, gathered keys", cp=2, cp_kind="allgather", **_FULLY),
+    # pipelines
+    _ask("pp 2, gpipe", schedule="gpipe", **_PIPELINE),
+    _ask("pp 2, 1f1b", schedule="1f1b", quick=True, **_PIPELINE),
+    _ask("pp 4, 1f1b, gpt, bf16", schedule="1f1b", precision="bf16", model="gpt", tied=False, **_PIPELINE | {"pp": 4, "layers": 6}),
+    _ask("pp 2, 1f1b, recompute full", schedule="1f1b", recompute="full", **_PIPELINE),
+    _ask("pp 2, interleaved", schedule="interleaved", **_CHUNKS),
+    _ask("pp 2, looped breadth-first", schedule="looped-bfs", **_CHUNKS),
+    _ask("pp 2, zero bubble", schedule="zb-h1", **_CHUNKS),
+    _ask("pp 2, zero bubble V", schedule="zbv", quick=True, **_CHUNKS),
+    _ask("pp 2, DualPipeV", schedule="dualpipev", **_CHUNKS),
+    # composed
+    _ask("fsdp 2 x tp 2", dp_shard=2, tp=2, quick=True, **_FULLY),
+    _ask("fsdp 2 x tp 2, uneven vocabulary, bf16", dp_shard=2, tp=2, vocab=1001, precision="bf16", **_FULLY),
+    _ask("hsdp 2 x 2 x tp 2", dp_replicate=2, dp_shard=2, tp=2, **_FULLY),
+    _ask("fsdp 2 x cp 2, ulysses", dp_shard=2, cp=2, cp_kind="ulysses", **_FULLY),
+    _ask("fsdp 2 x cp 2 x tp 2, ring", dp_shard=2, cp=2, tp=2, cp_kind="ring", **_FULLY),
+    _ask("ddp 2 x tp 2", dp_replicate=2, tp=2, **_DDP),
+    _ask("tp 2 x pp 2", tp=2, schedule="1f1b", **_PIPELINE),
+    _ask("ddp 2 x pp 2", dp_replicate=2, schedule="1f1b", **_DDP, **_PIPELINE),
+    _ask("ddp 2 x tp 2 x pp 2", dp_replicate=2, tp=2, schedule="1f1b", quick=True, **_DDP, **_PIPELINE),
+    _ask("fsdp 2 x pp 2, no reshard", dp_shard=2, schedule="1f1b", reshard=False, **_FULLY, **_PIPELINE),
+    _ask("fsdp 2 x tp 2 x pp 2, bf16", dp_shard=2, tp=2, schedule="1f1b", reshard=False, precision="bf16", **_FULLY, **_PIPELINE),
+    _ask("fsdp 2 x pp 2, interleaved", dp_shard=2, schedule="interleaved", reshard=False, **_FULLY, **_CHUNKS),
+    _ask("tp 2 x pp 2, interleaved", tp=2, schedule="interleaved", **_CHUNKS),
+)  # fmt: skip
+
+
+def cases(*, quick: bool = False) -> list[Case]:
+    """All of them, or the dozen."""
+    return [ask.case() for ask in MATRIX if ask.quick or not quick]
