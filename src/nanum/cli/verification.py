@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanum.cli.answers import BAD_NEWS, GOOD, print_json
 from nanum.cli.words import Flags, Reader, layout_of, loaded
@@ -58,7 +58,8 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
             reader.reasons.extend(refused.reasons)
     ranks = _ranks(reader)
     layout = layout_of(reader, engine, ranks, micro_batch_size=DEFAULT_MICRO_BATCH_SIZE)
-    layout = replace(layout, structure=replace(layout.structure, grad_sync=reader.choice("grad_sync", "each")))
+    sync: Any = reader.choice("grad_sync", "each")
+    layout = replace(layout, structure=replace(layout.structure, grad_sync=sync))
     job = _job(reader, model, layout)
     steps = reader.whole("steps", STEPS)
     cap = _megabytes(reader)
@@ -102,11 +103,12 @@ def _job(reader: Reader, model: Model | None, layout: Layout) -> Job:
     for name, value in (("seq_len", seq_len), ("global_batch_size", batch)):
         if not reader.said(name):
             reader.defaults.append(f"{name} {value}")
-    precision, optimizer = reader.choice("precision", "fp32"), reader.choice("optimizer", "adamw")
-    for name, value in (("precision", precision), ("optimizer", optimizer)):
+    chosen: dict[str, Any] = {}
+    for name, default in (("precision", "fp32"), ("optimizer", "adamw")):
+        chosen[name] = reader.choice(name, default)
         if not reader.said(name):
-            reader.defaults.append(f"{name} {value}")
-    return Job(seq_len, batch, precision, optimizer)  # type: ignore[arg-type]
+            reader.defaults.append(f"{name} {default}")
+    return Job(seq_len, batch, **chosen)
 
 
 def _megabytes(reader: Reader) -> float | None:

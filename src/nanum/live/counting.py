@@ -24,8 +24,9 @@ BACKEND = "counted"
 @dataclass
 class Ledger:
     """Counts while `counting`. While `settling`, an exchange has ended, and the thread that did it has let go of its
-    tensors, before the caller goes on: else that thread may be the last to hold them, and the profiler does not see what
-    another thread frees. `phase` says what the rank is at; `directions` that of a tensor to send, by address."""
+    tensors, before the caller goes on: else that thread may be the last to hold them, and the profiler does not see
+    what another thread frees. `phase` says what the rank is at; `directions` that of a tensor to send, by address.
+    """
 
     mesh: Mapping[str, int]
     tell: Callable[[str, Sequence[int]], None] = lambda text, group: None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,10 +38,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
         q, k, v = self._heads(self.wq(x)), self._heads(self.wk(x)), self._heads(self.wv(x))
-        if rotary is not None:
-            core = self.core(rotate(q, *rotary), rotate(k, *rotary), v)
-        else:
-            core = self.core(q, k, v)
+        # Not `q = rotate(q)`: this frame holds what was not turned yet, as `nanum.blocks.layer` says.
+        core = self.core(q, k, v) if rotary is None else self.core(rotate(q, *rotary), rotate(k, *rotary), v)
         out: torch.Tensor = self.wo(core.transpose(1, 2).flatten(2))
         return out
 
@@ -62,7 +61,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(hidden_size, m.intermediate_size, bias=m.bias)
         self.down = nn.Linear(m.intermediate_size, hidden_size, bias=m.bias)
         self.gated = m.gated
-        self.activation = {"silu": F.silu, "gelu": F.gelu}[m.activation]
+        self.activation: Any = {"silu": F.silu, "gelu": F.gelu}[m.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.activation(self.gate(x)) * self.up(x) if self.gated else self.activation(self.up(x))
@@ -119,7 +118,7 @@ class Decoder(nn.Module):
         """Token ids [B, S], or the stage before's activations [B, S, D], to logits [B, S, V] or activations."""
         if self.embedding is not None:
             x = self.embedding(x)
-            if self.positions is not None:
+            if self.positions is not None and self.places is not None:
                 x = x + self.positions(self.places.expand(len(x), -1))
         rotary = None if self.cos is None or self.sin is None else (self.cos, self.sin)
         for layer in self.layers.values():

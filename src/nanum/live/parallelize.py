@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from nanum.live.context import Kind, context_attention
 from nanum.live.counting import Ledger
 from nanum.live.decoder import Decoder
 from nanum.live.question import Question
@@ -38,7 +39,7 @@ def parallelize(model: Decoder, asked: Question, mesh: DeviceMesh | None, ledger
             setattr(model, name, table.to(DTYPES[asked.job.precision]))
     if layout.tp > 1 and mesh is not None:
         tensor_parallel(model, mesh["tp"], sequence=structure.tensor == "sequence")
-    if layout.cp > 1 and mesh is not None:
+    if structure.cp_kind != "none" and mesh is not None:
         context_parallel(model, mesh["cp"], structure.cp_kind)
     if structure.recompute != "none":
         checkpoint_layers(model, ledger, selective=structure.recompute == "selective")
@@ -82,11 +83,9 @@ def _has(module: nn.Module, name: str) -> bool:
     return name in dict(module.named_modules())
 
 
-def context_parallel(model: Decoder, mesh: DeviceMesh, kind: str) -> None:
-    from nanum.live.context import context_attention
-
+def context_parallel(model: Decoder, mesh: DeviceMesh, kind: Kind) -> None:
     for layer in model.layers.values():
-        layer.attention.core = context_attention(kind, mesh.get_group())  # type: ignore[union-attr,assignment]
+        layer.attention.core = context_attention(kind, mesh.get_group())
 
 
 def checkpoint_layers(model: Decoder, ledger: Ledger, *, selective: bool) -> None:
@@ -115,7 +114,7 @@ def checkpoint_layers(model: Decoder, ledger: Ledger, *, selective: bool) -> Non
 
 
 class Again:
-    """The second run of a layer, told to the ledger. It holds `context` as long as PyTorch holds it, as if it were it."""
+    """The second run of a layer, told to the ledger. It holds `context` for as long as PyTorch would."""
 
     def __init__(self, ledger: Ledger, context: Any) -> None:
         self.ledger, self.context = ledger, context

@@ -199,8 +199,7 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
         kind = get_schedule_class(SCHEDULES[structure.schedule])
         given: Any = held[0] if issubclass(kind, PipelineScheduleSingle) else held
         schedule = kind(given, asked.num_microbatches, loss_fn=cross_entropy)
-    made = Trainer(asked, ledger, parts, new_optimizer(asked, parts, mesh), ids, schedule, did)
-    return made
+    return Trainer(asked, ledger, parts, new_optimizer(asked, parts, mesh), ids, schedule, did)
 
 
 def new_optimizer(asked: Question, parts: list[tuple[int, nn.Module]], mesh: DeviceMesh | None) -> Any:

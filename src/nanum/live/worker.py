@@ -1,8 +1,8 @@
 """Trains a small model under a layout, and counts: `python -m nanum.live.worker` reads questions on stdin.
 
-`{"questions": [...]}` in (`live.question`), `{"answers": [...]}` out, in the protocol of `nanum.processes`. By itself it
-forks the ranks of one machine. Under torchrun (RANK and WORLD_SIZE are set) each process is one rank of the only
-question, which `--question FILE` names since torchrun hands on no stdin, and rank 0 writes the answer to `--answer FILE`.
+`{"questions": [...]}` in (`live.question`), `{"answers": [...]}` out, in the protocol of `nanum.processes`. By itself
+it forks the ranks of one machine. Under torchrun (RANK and WORLD_SIZE are set) each process is one rank of the only
+question, which `--question` gives since torchrun hands on no stdin, and rank 0 writes the answer to `--answer FILE`.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ class Unit:
         reduce = tuple(c.times(presence, take) for c in self.reduce)
         return Unit(
             scaled(self.gather), reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
-            scale(self.own_elements), scale(self.largest_elements), scale(self.tensors), scale(self.weights_bytes), scale(self.gather_bytes),
-            scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes), scale(self.shard_bytes),
+            scale(self.own_elements), scale(self.largest_elements), scale(self.tensors), scale(self.weights_bytes),
+            scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes),
+            scale(self.shard_bytes),
         )  # fmt: skip
 
     def __add__(self, other: Unit) -> Unit:

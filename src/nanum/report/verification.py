@@ -13,18 +13,8 @@ from nanum.report.tables import Document, print_table, say, title
 
 SHOWN = 12  # differing rows of each kind
 ROWS = ("axis", "exchange", "phase", "dtype", "ranks", "calls", "payload bytes")
-DIFFERENT = (
-    "rank",
-    "axis",
-    "exchange",
-    "phase",
-    "dtype",
-    "ranks",
-    "calls\npredicted",
-    "counted",
-    "bytes\npredicted",
-    "counted",
-)
+SIDES = ("calls\npredicted", "counted", "bytes\npredicted", "counted")
+DIFFERENT = ("rank", *ROWS[:5], *SIDES)
 HELD = ("rank", "bytes held", "predicted", "counted", "difference")
 CATEGORIES = {
     "params": "parameters",
@@ -37,14 +27,10 @@ CATEGORIES = {
 
 def print_verification(document: Document, console: Console, layout: str, defaults: Sequence[str]) -> None:
     """Print one `verify` document."""
-    engine = document["engine"]
     if defaults:
         say(console, "Left to defaults: " + ", ".join(defaults), "dim")
-    say(
-        console,
-        f"{document['name']}: {document['ranks']} ranks on {document['backend']}, {layout}, torch {engine['version']}",
-        "bold",
-    )
+    where = f"{document['ranks']} ranks on {document['backend']}, torch {document['engine']['version']}"
+    say(console, f"{document['name']}: {layout}; {where}", "bold")
     console.print()
     for check in document["checks"]:
         say(console, _line(check["ok"], f"{check['name']}: {check['detail']}"))
@@ -89,7 +75,7 @@ def print_matrix(document: Document, console: Console) -> None:
 
 def _peak(case: Document) -> float:
     peaks = [each for each in case["memory"] if each["category"] == "allocated_peak"]
-    return max((each["predicted_bytes"] / each["counted_bytes"] - 1 for each in peaks), key=abs)
+    return max((float(each["predicted_bytes"] / each["counted_bytes"]) - 1 for each in peaks), key=abs)
 
 
 def _line(ok: bool, words: str) -> Text:

@@ -10,7 +10,7 @@ from nanum.verify.expected import Counted, Expected, Ledger, RowKey
 from nanum.verify.gloo import ALGORITHM, HEADER_BYTES, messages, received_bytes
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.06, "fp16": 0.02}
-"""Of a loss, and of a gradient's difference over the gradient's own length: what sums taken in another order differ by."""
+"""Of a loss, and of a gradient's difference over its own length: what sums taken in another order differ by."""
 PEAK_TOLERANCE = 0.005
 WIRE_TOLERANCE = 0.01
 EXACT = ("params", "grads", "optimizer_states", "saved")
@@ -156,11 +156,9 @@ def wire(answers: Sequence[Answer], predicted: Sequence[Expected]) -> Check:
 def schedule(answers: Sequence[Answer], orders: Sequence[Sequence[str]]) -> Check:
     """What each pipeline rank did, in order, beside the order that memory and time are read from."""
     for answer, order in zip(answers, orders, strict=True):
-        if list(answer["did"]) != list(order):
-            i = next((i for i, (a, b) in enumerate(zip(answer["did"], order, strict=False)) if a != b), len(order))
-            return Check(
-                "schedule",
-                False,
-                f"rank {answer['rank']} differs from action {i} on: did {answer['did'][i : i + 4]}, predicted {list(order[i : i + 4])}",
-            )
-    return Check("schedule", True, f"{sum(len(order) for order in orders):,} actions in the predicted order")
+        did = list(answer["did"])
+        if did != list(order):
+            i = next((i for i, (a, b) in enumerate(zip(did, order, strict=False)) if a != b), min(len(did), len(order)))
+            here = f"{' '.join(did[i : i + 4])}, predicted {' '.join(order[i : i + 4])}"
+            return Check("schedule", False, f"rank {answer['rank']} differs from action {i} on: did {here}")
+    return Check("schedule", True, f"{sum(map(len, orders)):,} actions in the predicted order")

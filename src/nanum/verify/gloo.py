@@ -24,6 +24,8 @@ def received_bytes(kind: str, payload_bytes: int, group_size: int) -> float:
 
 
 def messages(kind: str, calls: int, group_size: int) -> int:
-    """Messages that `calls` exchanges bring to a rank."""
-    rounds = {"all_reduce": 2 * (group_size - 1), "reduce_scatter": 2 * (group_size - 1), "send": 1, "permute": 1}
-    return calls * rounds.get(kind, group_size - 1)
+    """Messages that `calls` exchanges bring to a rank: a ring cuts each block in two, and goes round twice where it
+    adds up; what is received is announced to the sender, and so a message too.
+    """
+    blocks = {"send": 1, "permute": 1, "broadcast": 1, "all_to_all": group_size - 1}
+    return 2 * calls * blocks.get(kind, 2 * (group_size - 1))

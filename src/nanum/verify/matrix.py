@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nanum.job import Job
+from nanum.job import Job, Precision
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.verify.case import Case
@@ -50,11 +50,11 @@ class Ask:
     tied: bool | None = None
     layers: int = 2
     vocab: int | None = None
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     micro_batches: int = 1
     bucket_cap_mb: float | None = None
     quick: bool = False  # among the dozen that are always run
-    sizes: dict[str, int] | None = None
+    sizes: dict[str, Any] | None = None
     how: dict[str, Any] | None = None
 
     def case(self) -> Case:
@@ -63,14 +63,14 @@ class Ask:
             model = replace(model, tie_word_embeddings=self.tied)
         if self.vocab is not None:
             model = replace(model, vocab_size=self.vocab)
-        sizes = self.sizes or {}
+        sizes: dict[str, Any] = self.sizes or {}
         how = dict(self.how or {})
         tp, pp, cp = (sizes.get(axis, 1) for axis in ("tp", "pp", "cp"))
         how.setdefault("tensor", "none" if tp == 1 else "sequence")
         how.setdefault("cp_kind", "none" if cp == 1 else "ring")
         layout = Layout(**sizes, micro_batch_size=MICRO_BATCH_SIZE, structure=Structure(pipelined=pp > 1, **how))
         batch = MICRO_BATCH_SIZE * self.micro_batches * layout.data_ranks
-        job = Job(SEQ_LEN, batch, self.precision)  # type: ignore[arg-type]
+        job = Job(SEQ_LEN, batch, self.precision)
         return Case(self.name, model, job, layout, bucket_cap_mb=self.bucket_cap_mb)
 
 
@@ -85,6 +85,7 @@ def _ask(name: str, *, how: dict[str, Any] | None = None, **named: Any) -> Ask:
 _FULLY: dict[str, Any] = {"zero": 3}
 _DDP: dict[str, Any] = {"bucket_cap_mb": 0.25}
 _PIPELINE: dict[str, Any] = {"layers": 4, "micro_batches": 4, "pp": 2}
+_FOUR = _PIPELINE | {"layers": 6, "pp": 4}
 _CHUNKS: dict[str, Any] = {"layers": 6, "micro_batches": 4, "pp": 2, "virtual_stages": 2}
 
 MATRIX = (
@@ -133,7 +134,7 @@ MATRIX = (
     # pipelines
     _ask("pp 2, gpipe", schedule="gpipe", **_PIPELINE),
     _ask("pp 2, 1f1b", schedule="1f1b", quick=True, **_PIPELINE),
-    _ask("pp 4, 1f1b, gpt, bf16", schedule="1f1b", precision="bf16", model="gpt", tied=False, **_PIPELINE | {"pp": 4, "layers": 6}),
+    _ask("pp 4, 1f1b, gpt, bf16", schedule="1f1b", precision="bf16", model="gpt", tied=False, **_FOUR),
     _ask("pp 2, 1f1b, recompute full", schedule="1f1b", recompute="full", **_PIPELINE),
     _ask("pp 2, interleaved", schedule="interleaved", **_CHUNKS),
     _ask("pp 2, looped breadth-first", schedule="looped-bfs", **_CHUNKS),
@@ -151,7 +152,7 @@ MATRIX = (
     _ask("ddp 2 x pp 2", dp_replicate=2, schedule="1f1b", **_DDP, **_PIPELINE),
     _ask("ddp 2 x tp 2 x pp 2", dp_replicate=2, tp=2, schedule="1f1b", quick=True, **_DDP, **_PIPELINE),
     _ask("fsdp 2 x pp 2, no reshard", dp_shard=2, schedule="1f1b", reshard=False, **_FULLY, **_PIPELINE),
-    _ask("fsdp 2 x tp 2 x pp 2, bf16", dp_shard=2, tp=2, schedule="1f1b", reshard=False, precision="bf16", **_FULLY, **_PIPELINE),
+    _ask("fsdp 2 x tp 2 x pp 2, bf16", dp_shard=2, tp=2, reshard=False, precision="bf16", **_FULLY, **_PIPELINE),
     _ask("fsdp 2 x pp 2, interleaved", dp_shard=2, schedule="interleaved", reshard=False, **_FULLY, **_CHUNKS),
     _ask("tp 2 x pp 2, interleaved", tp=2, schedule="interleaved", **_CHUNKS),
 )  # fmt: skip
