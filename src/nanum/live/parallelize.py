@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -158,5 +159,10 @@ def replicate(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:
         from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 
         _pre_dp_module_transform(model)
-    cap = {} if asked.bucket_cap_mb is None else {"bucket_cap_mb": asked.bucket_cap_mb}
-    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group(), **cap)
+    how: dict[str, Any] = {"broadcast_buffers": False}  # rotary tables are the same everywhere, and stay so
+    if asked.bucket_cap_mb is not None:
+        how["bucket_cap_mb"] = asked.bucket_cap_mb
+    replicated = nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group(), **how)
+    if asked.bf16_exchange:
+        replicated.register_comm_hook(mesh.get_group(), bf16_compress_hook)
+    return replicated

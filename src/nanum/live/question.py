@@ -25,6 +25,7 @@ class Question:
     bucket_cap_mb: float | None = None
     seed: int = 0
     checks: bool = True  # else steps are only timed: nothing is counted, and no reference is run
+    bf16_exchange: bool = False  # DDP exchanges gradients in bf16, whatever they are in (a compression hook)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -55,6 +56,7 @@ def read(document: Mapping[str, Any]) -> Question:
     layout = dict(document["layout"])
     layout["structure"] = Structure(**layout["structure"])
     layout["rank_order"] = tuple(layout["rank_order"])
-    others = {key: document[key] for key in ("name", "steps", "bucket_cap_mb", "seed", "checks") if key in document}
+    given = ("name", "steps", "bucket_cap_mb", "seed", "checks", "bf16_exchange")
+    others = {key: document[key] for key in given if key in document}
     layers = tuple(document["stage_layers"])
     return Question(Model(**model), Job(**document["job"]), Layout(**layout), layers, **others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,38 +10,58 @@ import torch
 from nanum.live.decoder import Decoder, named_parameters, seed_weights
 from nanum.live.parallelize import DTYPES, stored_dtype
 from nanum.live.question import Question
-from nanum.live.training import batch, cross_entropy
+from nanum.live.training import batch, cross_entropy, new_optimizer
 
 
 @dataclass(frozen=True)
 class Reference:
-    loss: float
-    gradients: dict[str, torch.Tensor]  # fp32, by the parameter's name
+    losses: list[float]  # of each step, over the whole batch
+    gradients: dict[str, torch.Tensor]  # of the first step, fp32, by the parameter's name
 
 
-def reference(asked: Question) -> Reference:
-    """One step of the whole model on the whole batch, in the job's precision."""
-    alone = Decoder(
-        asked.model,
-        range(asked.model.num_hidden_layers),
-        embeds=True,
-        heads=True,
-        positions=torch.arange(asked.job.seq_len),
-    )
-    seed_weights(alone, asked.seed)
-    alone = alone.to(stored_dtype(asked)).to(DTYPES[asked.job.precision])
+def reference(asked: Question, tell: Callable[[str], None]) -> Reference:
+    """Train the whole model on the whole batch, in the job's precision. Weights are kept as the divided run keeps them
+    (in fp32 where FSDP2 does), and micro-batches are added up in that dtype.
+    """
+    kept, computes = _model(asked), _model(asked)
+    kept, computes = kept.to(stored_dtype(asked)), computes.to(DTYPES[asked.job.precision])
+    named = dict(named_parameters(kept))
+    optimizer = new_optimizer(asked, list(named.values()), None)
     ids = batch(asked).split(asked.layout.micro_batch_size)
-    total = 0.0
-    sums: dict[str, torch.Tensor] = {}
-    for x in ids:
-        loss = cross_entropy(alone(x), x) / len(ids)
-        loss.backward()
-        total += float(loss.detach())
-        for name, parameter in named_parameters(alone):
-            if parameter.grad is not None:  # summed in fp32, whatever the model is in
-                sums[name] = sums.get(name, 0.0) + parameter.grad.float()
-                parameter.grad = None
-    return Reference(total, sums)
+    losses: list[float] = []
+    gradients: dict[str, torch.Tensor] = {}
+    for step in range(asked.steps):
+        total = 0.0
+        with torch.no_grad():
+            for name, parameter in named_parameters(computes):
+                parameter.copy_(named[name])
+        for i, x in enumerate(ids):
+            tell(f"one process alone, to compare with: step {step}, micro-batch {i}")
+            loss = cross_entropy(computes(x), x) / len(ids)
+            loss.backward()
+            total += float(loss.detach())
+            for name, parameter in named_parameters(computes):
+                if parameter.grad is not None:
+                    _add(named[name], parameter.grad)
+                    parameter.grad = None
+        if step == 0:
+            gradients = {name: p.grad.float().clone() for name, p in named.items() if p.grad is not None}
+        losses.append(total)
+        optimizer.step()
+        optimizer.zero_grad()
+    return Reference(losses, gradients)
+
+
+def _model(asked: Question) -> Decoder:
+    layers, places = range(asked.model.num_hidden_layers), torch.arange(asked.job.seq_len)
+    model = Decoder(asked.model, layers, embeds=True, heads=True, positions=places)
+    seed_weights(model, asked.seed)
+    return model
+
+
+def _add(parameter: torch.nn.Parameter, grad: torch.Tensor) -> None:
+    added = grad.to(parameter.dtype)
+    parameter.grad = added.clone() if parameter.grad is None else parameter.grad + added
 
 
 def differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
 from nanum.live.counting import Ledger
-from nanum.live.decoder import Decoder, seed_weights
+from nanum.live.decoder import Decoder, named_parameters, seed_weights
 from nanum.live.parallelize import parallelize
 from nanum.live.question import Question
 from nanum.schedule import stage_of
@@ -106,6 +106,7 @@ class Trainer:
     parts: list[tuple[int, nn.Module]]
     optimizer: torch.optim.Optimizer
     ids: torch.Tensor
+    named: list[tuple[str, nn.Parameter]]  # as they were before the first step: DDP's hooks replace what is split
     schedule: Any = None
     did: list[str] = field(default_factory=list)
     kept: tuple[Any, ...] = ()  # the last logits and loss, as the frame of a training loop holds them
@@ -114,8 +115,7 @@ class Trainer:
     @property
     def params(self) -> list[nn.Parameter]:
         """Each once, though two stages may share one."""
-        found = {id(p): p for _, part in self.parts for p in part.parameters()}
-        return list(found.values())
+        return list({id(p): p for _, p in self.named}.values())
 
     def backward_all(self) -> list[float]:
         """Forward and backward of every micro-batch: the losses that this rank sees (a last stage's, else none)."""
@@ -199,11 +199,12 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
         kind = get_schedule_class(SCHEDULES[structure.schedule])
         given: Any = held[0] if issubclass(kind, PipelineScheduleSingle) else held
         schedule = kind(given, asked.num_microbatches, loss_fn=cross_entropy)
-    return Trainer(asked, ledger, parts, new_optimizer(asked, parts, mesh), ids, schedule, did)
+    named = [pair for _, part in parts for pair in named_parameters(part)]
+    optimizer = new_optimizer(asked, list({id(p): p for _, p in named}.values()), mesh)
+    return Trainer(asked, ledger, parts, optimizer, ids, named, schedule, did)
 
 
-def new_optimizer(asked: Question, parts: list[tuple[int, nn.Module]], mesh: DeviceMesh | None) -> Any:
-    params = list({id(p): p for _, part in parts for p in part.parameters()}.values())
+def new_optimizer(asked: Question, params: list[nn.Parameter], mesh: DeviceMesh | None) -> Any:
     kind: Any = torch.optim.AdamW if asked.job.optimizer == "adamw" else torch.optim.SGD
     how: dict[str, Any] = {"lr": LEARNING_RATE} | ({} if asked.job.optimizer == "adamw" else {"momentum": 0.9})
     if asked.layout.structure.zero == 1 and mesh is not None and "dp_shard" in asked.mesh:

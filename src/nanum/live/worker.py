@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ try:
     import torch
     import torch._dynamo
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import DTensor
 except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(3)
@@ -30,7 +32,6 @@ from nanum.files import write_whole
 from nanum.live import launch
 from nanum.live.allocations import Allocations, allocations, storage_bytes
 from nanum.live.counting import Ledger, counted_backend
-from nanum.live.decoder import named_parameters
 from nanum.live.pulse import Pulse
 from nanum.live.question import Question, read
 from nanum.live.reference import differences, reference
@@ -52,13 +53,10 @@ class Rank:
     def run(self) -> dict[str, Any]:
         """Train, count, and say what was found."""
         asked, place = self.asked, self.asked.coordinates(self.rank)
-        mesh = None
-        if asked.mesh:
-            mesh = init_device_mesh("cpu", tuple(asked.mesh.values()), mesh_dim_names=tuple(asked.mesh))
-        self.pulse.beat("the single-process run, to compare with")
-        alone = reference(asked)
+        mesh = mesh_of(asked)
+        alone = reference(asked, self.pulse.beat)
         gc.collect()
-        answer: dict[str, Any] = {"rank": self.rank, "place": place, "reference_loss": alone.loss}
+        answer: dict[str, Any] = {"rank": self.rank, "place": place, "reference_losses": alone.losses}
         answer["parameters"] = list(alone.gradients)
         if sum(place[axis] for axis in place if axis != "pp"):
             alone.gradients.clear()  # the first rank of each stage compares
@@ -68,7 +66,7 @@ class Rank:
             gc.collect()
             gc.disable()  # what is held until when must not depend on when cycles are looked for
             losses = []
-            for step in range(max(asked.steps, WARM_UP + 2)):
+            for step in range(asked.steps):
                 self.pulse.beat(f"step {step}")
                 if step == WARM_UP:
                     losses.append(self.counted_step(made, answer))
@@ -120,6 +118,31 @@ class Rank:
         held.mark("after")
         return losses
 
+    def timed(self) -> dict[str, Any]:
+        """Train, and say how long each part of each step took on this rank."""
+        asked, place = self.asked, self.asked.coordinates(self.rank)
+        mesh = mesh_of(asked)
+        made = trainer(asked, place, mesh, self.ledger)
+        times: list[dict[str, float]] = []
+        for step in range(asked.steps):
+            self.pulse.beat(f"step {step}")
+            dist.barrier()
+            begin = time.perf_counter()
+            made.backward_all()
+            middle = time.perf_counter()
+            made.optimize()
+            made.forget_gradients()
+            end = time.perf_counter()
+            times.append({"backward_seconds": middle - begin, "optimizer_seconds": end - middle})
+        return {"rank": self.rank, "place": place, "steps": times}
+
+
+def mesh_of(asked: Question) -> DeviceMesh | None:
+    """The axes of more than one rank."""
+    if not asked.mesh:
+        return None
+    return init_device_mesh("cpu", tuple(asked.mesh.values()), mesh_dim_names=tuple(asked.mesh))
+
 
 def states_of(made: Trainer) -> list[dict[str, Any]]:
     """The optimizer's states of this rank: of a ZeroRedundancyOptimizer, the ones of its own share."""
@@ -130,15 +153,20 @@ def states_of(made: Trainer) -> list[dict[str, Any]]:
 def gradients(made: Trainer, wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Whole gradients by parameter. Every rank takes part, those that compare nothing too."""
     found = {}
-    for _, part in made.parts:
-        for name, parameter in named_parameters(part):
-            if parameter.grad is None:
-                continue
-            grad = parameter.grad
-            whole = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+    for name, parameter in made.named:
+        if parameter.grad is not None:
+            whole = whole_tensor(parameter.grad, getattr(parameter, "_st_info", None))
             if name in wanted:
                 found[name] = whole.detach().float().clone()
     return found
+
+
+def whole_tensor(tensor: torch.Tensor, split: Any) -> torch.Tensor:
+    """A distributed tensor, or one of which DDP was given this rank's part (`split` says how), on every rank."""
+    if split is not None:
+        shape = {"shape": split.shape, "stride": split.stride}
+        tensor = DTensor.from_local(tensor, split.mesh, split.placements, run_check=False, **shape)
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def memory_of(held: Allocations) -> dict[str, Any]:
@@ -163,9 +191,11 @@ def run_rank(asked: Question, rank: int, pulse: Pulse, folder: Path) -> dict[str
         pulse.beat(text, group)
 
     ledger = Ledger(asked.mesh, tell)
-    launch.join(rank, asked.layout.world, folder, counted_backend(ledger, "cpu"))
+    backend = counted_backend(ledger, "cpu") if asked.checks else "gloo"
+    launch.join(rank, asked.layout.world, folder, backend)
     try:
-        return Rank(asked, rank, ledger, pulse).run()
+        one = Rank(asked, rank, ledger, pulse)
+        return one.run() if asked.checks else one.timed()
     finally:
         dist.destroy_process_group()
 

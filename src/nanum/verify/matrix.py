@@ -150,9 +150,10 @@ MATRIX = (
     _ask("ddp 2 x tp 2", dp_replicate=2, tp=2, **_DDP),
     _ask("tp 2 x pp 2", tp=2, schedule="1f1b", **_PIPELINE),
     _ask("ddp 2 x pp 2", dp_replicate=2, schedule="1f1b", **_DDP, **_PIPELINE),
-    _ask("ddp 2 x tp 2 x pp 2", dp_replicate=2, tp=2, schedule="1f1b", quick=True, **_DDP, **_PIPELINE),
+    _ask("ddp 2 x tp 2, accumulating", dp_replicate=2, tp=2, micro_batches=3, **_DDP),
     _ask("fsdp 2 x pp 2, no reshard", dp_shard=2, schedule="1f1b", reshard=False, **_FULLY, **_PIPELINE),
     _ask("fsdp 2 x tp 2 x pp 2, bf16", dp_shard=2, tp=2, reshard=False, precision="bf16", **_FULLY, **_PIPELINE),
+    _ask("fsdp 2 x tp 2 x pp 2", dp_shard=2, tp=2, reshard=False, quick=True, **_FULLY, **_PIPELINE),
     _ask("fsdp 2 x pp 2, interleaved", dp_shard=2, schedule="interleaved", reshard=False, **_FULLY, **_CHUNKS),
     _ask("tp 2 x pp 2, interleaved", tp=2, schedule="interleaved", **_CHUNKS),
 )  # fmt: skip
