@@ -164,5 +164,6 @@ def replicate(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:
         how["bucket_cap_mb"] = asked.bucket_cap_mb
     replicated = nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group(), **how)
     if asked.bf16_exchange:
-        replicated.register_comm_hook(mesh.get_group(), bf16_compress_hook)
+        # PyTorch's own hook, which DDP takes by its name for one of NCCL alone; gloo adds bf16 too.
+        replicated.register_comm_hook(mesh.get_group(), lambda group, bucket: bf16_compress_hook(group, bucket))
     return replicated
