@@ -84,4 +84,4 @@ def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure:
             tape.kept = (logits,)
         cross_entropy(tape, logits)
 
-    return emit(tape, head, x=y).body()
+    return emit(tape, head, x=y).body(shared=("head",) if model.tie_word_embeddings else ())

@@ -25,7 +25,7 @@ def linear(
     """
     w = weight or t.weight(name, w_dims, w_split)
     b = (
-        t.weight(name + "_bias", w_dims[:1], {w_dims[0]: w_split[w_dims[0]]} if w_dims[0] in w_split else {})
+        t.weight(name + "_bias", w_dims[:1], {d: axes for d, axes in w_split.items() if d == w_dims[0]}, w.stays)
         if bias
         else None
     )

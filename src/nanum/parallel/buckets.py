@@ -1,13 +1,14 @@
 """Buckets of gradients: whole tensors in the order in which their gradients become ready, exchanged together.
 
-Megatron-LM (`param_and_grad_buffer.py`) and PyTorch's DDP (`reducer.cpp`: `compute_bucket_assignment_by_size`) fill them
-alike: a bucket is closed by the tensor that makes it large enough. Buckets do not end where the parts of a model do, so
-the parts carry the bytes, and the calls are counted here, of a whole stage.
+Megatron-LM (`param_and_grad_buffer.py`) and PyTorch's DDP (`reducer.cpp`: `compute_bucket_assignment_by_size`) fill
+them alike: a bucket is closed by the tensor that makes it large enough. Buckets do not end where the parts of a model
+do, so the parts carry the bytes, and the calls are counted here, of a whole stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain as joined
 from typing import Any, TypeVar
@@ -16,8 +17,22 @@ import numpy as np
 
 from nanum.arrays import distinct
 from nanum.parallel.chain import Chain
+from nanum.program import Collective
 
 T = TypeVar("T")
+
+
+def carried(c: Collective) -> Collective:
+    """The bytes of an exchange that goes along in buckets."""
+    return replace(c, calls=0 * c.calls)
+
+
+def counted(c: Collective, calls: Any) -> Collective:
+    """The calls of buckets whose bytes went with the parts."""
+    nothing = 0 * c.payload_bytes
+    return replace(c, calls=(c.group_size > 1) * calls, payload_bytes=nothing, wire_bytes=nothing)
+
+
 Sizes = tuple[Any, ...]
 """Of each tensor of a part, in the order of the model; 0 where a stage does not have it."""
 Parts = tuple[Sizes, Sizes, Sizes]

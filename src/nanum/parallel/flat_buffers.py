@@ -19,7 +19,7 @@ from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.operators.tape import collective
-from nanum.parallel.buckets import bucket_count
+from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Around, Chain, Direction, Part, Place
 from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
 from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes, Tensor, reshard
@@ -133,7 +133,7 @@ class FlatBuffers:
         if c is None:
             return []
         started = c.started(phase, DATA_STREAM, ticket, share)
-        return [replace(started, calls=0 * started.calls) if self._bucketed else started]
+        return [carried(started) if self._bucketed else started]
 
     @property
     def _bucketed(self) -> bool:
@@ -159,11 +159,7 @@ class FlatBuffers:
         """The calls of a whole stage's buckets, without bytes: they went with the parts."""
         if template is None or not self._bucketed:
             return []
-        count = self._bucket_count()
-        calls = (template.group_size > 1) * count
-        nothing = template.payload_bytes * 0
-        started = replace(template, phase=phase, stream=DATA_STREAM, ticket=ticket)
-        return [replace(started, calls=calls, payload_bytes=nothing, wire_bytes=nothing)]
+        return [counted(template.started(phase, DATA_STREAM, ticket), self._bucket_count())]
 
     def _bucket_count(self) -> Any:
         """Buckets of at least max(`bucket_elements`, 1e6 x data ranks) elements (Megatron's default); one bucket on a

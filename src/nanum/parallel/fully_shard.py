@@ -24,7 +24,7 @@ from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.once import Once
 from nanum.parallel.chain import Chain, Direction, Half, Part, Place, copy
-from nanum.parallel.units import Unit, roots_bytes
+from nanum.parallel.units import Unit, as_dtype, roots_bytes
 from nanum.program import DATA_STREAM, Compute, Held, Node, Phase, Repeat, Wait
 
 
@@ -204,12 +204,16 @@ class FullyShard:
         return self.structure.reshard and self.conventions.root_reshards
 
     # --- backward ---------------------------------------------------------------------------------------------------
+    @property
+    def _defers(self) -> bool:
+        """Are gradients reduced in the last backward only, and added up unsharded before it?"""
+        return self.structure.pipelined or self.structure.grad_sync == "last"
+
     def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
         """One micro-batch backward. `first` and `last` of a step: where gradients are made, and where a pipeline
         reduces them. Of a backward in halves the first gathers, and the second leaves the gradients.
         """
-        pipelined = self.structure.pipelined
-        reduces = (last or not pipelined) and half != "input"
+        reduces = (last or not self._defers) and half != "input"
         gathers = gathers and self.structure.reshard and half != "weight"
         layers = self.chain.stage.layers
         zero: Any = 0
@@ -275,9 +279,8 @@ class FullyShard:
     def _finish(self, u: Unit, released: Any, *, first: bool, reduces: bool) -> list[Node]:
         n = self.conventions.numerics
         grad = ITEMSIZE[n.grad_dtype]
-        pipelined = self.structure.pipelined
         nodes: list[Node] = []
-        if reduces:
+        if reduces or not self.structure.pipelined:
             nodes.append(Held("params", -u.weights_bytes))  # resharded
         if not reduces:
             if first:
@@ -287,11 +290,11 @@ class FullyShard:
             return nodes
         nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -released)]
         gradients, last = u.grads_bytes, u.last_grad_bytes
-        if pipelined and not first:  # the unsharded sums are what is reduced
+        if self._defers and not first:  # the unsharded sums are what is reduced
             nodes += [copy("accumulate", "backward", u.elements * grad, n.grad_dtype), Held("grads", -gradients)]
             gradients, last = u.elements * grad, u.last_grad_bytes * 0
-        if u.tp_sum is not None:
-            nodes.append(u.tp_sum)
+        if u.tp_sum is not None:  # of what backward left or, in the dtype of the reduction, of what was added up
+            nodes.append(as_dtype(u.tp_sum, n.compute_dtype) if first else u.tp_sum)
         nodes += [
             Held("buffers", u.reduce_bytes, "input of the reduction"),
             Compute("copy_in", "backward", 0.0, gradients + u.reduce_bytes, n.grad_dtype),
@@ -304,7 +307,7 @@ class FullyShard:
         nodes.append(Held("grads", -last))
         if self.conventions.reduce_copies:
             nodes.append(Held("buffers", -u.reduce_bytes))
-        if not first and not pipelined:  # added into the shard that is there
+        if not first and not self._defers:  # added into the shard that is there
             nodes += [copy("accumulate", "backward", u.shard_bytes, n.grad_dtype), Held("grads", -u.shard_bytes)]
         return nodes
 
@@ -325,4 +328,4 @@ class FullyShard:
         return ("F", gathers, first and not self._freed("head"))
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
-        return ("B", gathers and self.structure.reshard, first, last or not self.structure.pipelined)
+        return ("B", gathers and self.structure.reshard, first, last or not self._defers)
