@@ -63,6 +63,7 @@ def engine(run: dict[str, Any]) -> Engine:
             root_reshards=not run.get("root_keeps", False),
             loss_parallel=run.get("loss_parallel", False),
             ring_gathers=run.get("cp_kind") != "ring_alltoall",
+            rope_in_forward=True,  # the runs' modules have no tables of positions that DDP would broadcast
         )
 
     return replace(torch, conventions=conventions, layers_of_stage=lambda layers, pp, stage: layers // pp)

@@ -16,7 +16,7 @@ import numpy as np
 
 from nanum.arrays import distinct
 from nanum.blocks.body import Body, Emitted
-from nanum.blocks.ends import embedding_body, head_body, rotary_angles_bytes, rotary_tables_bytes
+from nanum.blocks.ends import PositionTables, embedding_body, head_body, rotary_angles_bytes
 from nanum.blocks.layer import emit_layer, layer_body
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
@@ -191,6 +191,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     shapes, conventions, table = parts.shapes, parts.conventions, parts.table
     tied = model.tie_word_embeddings
     rows = shapes.part("S", ("cp",))  # of a sequence, on one rank
+    tables = PositionTables.of(model, shapes, conventions, layout.structure)
     chain = Chain(
         where,
         parts.embedding,
@@ -201,7 +202,8 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
         pp=pp,
         input_bytes=where.take(8 * shapes.part("B", BATCH_AXES) * rows),
         frame_bytes=where.take(rotary_angles_bytes(model, conventions, rows)),
-        tables_bytes=where.take(rotary_tables_bytes(model, conventions, rows)),
+        tables_bytes=where.take(tables.every) + where.take(tables.first) * first,
+        tables_dtype=tables.dtype,
         tied_elements=where.take(shapes.elements(table.dims, table.split)) if tied else None,
         tied_grad_bytes=where.take(parts.table_grad_bytes) if tied else 0,
     )

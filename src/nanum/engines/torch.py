@@ -95,11 +95,13 @@ TORCH = Engine(
 
 def on_gloo(bucket_cap_mb: float | None = None) -> Engine:
     """The same on a CPU: gloo gathers and scatters through copies, and AdamW goes tensor by tensor, PyTorch's default
-    there.
+    there. `bucket_cap_mb` is DDP's, in MiB, of the first bucket too.
     """
 
     def on_cpu(model: Model, job: Job, structure: Structure) -> Conventions:
         stated = conventions(model, job, structure)
+        if bucket_cap_mb is not None:
+            stated = replace(stated, bucket_bytes=(int(bucket_cap_mb * 2**20),) * 2)
         return replace(stated, gather_copies=True, reduce_copies=True, optimizer_at_once=False)
 
     return replace(TORCH, conventions=on_cpu)

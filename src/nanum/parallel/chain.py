@@ -62,7 +62,8 @@ class Chain:
     pp: Any
     input_bytes: Any  # token ids of one micro-batch
     frame_bytes: Any = 0  # what the model's frame holds from its embedding to the end of its forward pass
-    tables_bytes: Any = 0  # of rotary tables that a stage has for the whole run
+    tables_bytes: Any = 0  # of tables of positions that a stage has for the whole run
+    tables_dtype: str = "fp32"
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
     _next: dict[tuple[str, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again

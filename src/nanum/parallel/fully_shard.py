@@ -209,6 +209,14 @@ class FullyShard:
         """Are gradients reduced in the last backward only, and added up unsharded before it?"""
         return self.structure.pipelined or self.structure.grad_sync == "last"
 
+    @property
+    def _adds_in_place(self) -> bool:
+        """Are later gradients added into unsharded ones by backward itself, both being in the dtype of the reduction?
+        (`_fsdp_param.py`: `to_accumulated_grad_if_needed`.)
+        """
+        n = self.conventions.numerics
+        return self._defers and n.compute_dtype == n.grad_dtype
+
     def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
         """One micro-batch backward. `first` and `last` of a step: where gradients are made, and where a pipeline
         reduces them. Of a backward in halves the first gathers, and the second leaves the gradients.
@@ -241,8 +249,8 @@ class FullyShard:
                 return []
             return list(
                 self._once(
-                    ("finish", place, first, reduces),
-                    lambda: self._finish(self._unit(place), before[place], first=first, reduces=reduces),
+                    ("finish", place, first, reduces, half),
+                    lambda: self._finish(self._unit(place), before[place], first=first, reduces=reduces, half=half),
                 )
             )
 
@@ -252,7 +260,7 @@ class FullyShard:
             return enter(place), leave(place)
 
         begin = enter("embedding") if self._root else self._borders(gathers)
-        nodes = self.chain.backward(begin, around, half)
+        nodes = self.chain.backward(begin, around, half, adding=not first and self._adds_in_place)
         if self._root:
             nodes += leave("embedding")
         if reduces:
@@ -276,21 +284,26 @@ class FullyShard:
         following = self._units(self.chain.follows(place, "backward"))
         return [node for unit, presence in following for node in self._flat(unit, presence)]
 
-    def _finish(self, u: Unit, released: Any, *, first: bool, reduces: bool) -> list[Node]:
+    def _finish(self, u: Unit, released: Any, *, first: bool, reduces: bool, half: Half) -> list[Node]:
         n = self.conventions.numerics
         grad = ITEMSIZE[n.grad_dtype]
+        added = self._adds_in_place and not first
         nodes: list[Node] = []
         if reduces or not self.structure.pipelined:
             nodes.append(Held("params", -u.weights_bytes))  # resharded
         if not reduces:
-            if first:
-                nodes.append(Held("grads", u.elements * grad, "unsharded gradients"))
             nodes.append(copy("accumulate", "backward", u.elements * grad, n.grad_dtype))
-            nodes.append(Held("grads", -u.grads_bytes))
-            return nodes
+            if self._adds_in_place:
+                return [*nodes, Held("grads", -u.grads_bytes)] if added and half == "weight" else nodes
+            if first:  # one after the other is made wider: the last one is there beside all of them
+                nodes.append(Held("grads", u.elements * grad + u.last_grad_bytes - u.grads_bytes, "unsharded sums"))
+            return [*nodes, Held("grads", -(u.last_grad_bytes if first else u.grads_bytes))]
         nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -released)]
         gradients, last = u.grads_bytes, u.last_grad_bytes
-        if self._defers and not first:  # the unsharded sums are what is reduced
+        if added:
+            nodes.append(copy("accumulate", "backward", u.elements * grad, n.grad_dtype))
+            nodes += [Held("grads", -gradients)] if half == "weight" else []
+        elif self._defers and not first:  # the unsharded sums are what is reduced
             nodes += [copy("accumulate", "backward", u.elements * grad, n.grad_dtype), Held("grads", -gradients)]
             gradients, last = u.elements * grad, u.last_grad_bytes * 0
         if u.tp_sum is not None:  # of what backward left or, in the dtype of the reduction, of what was added up

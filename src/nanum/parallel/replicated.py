@@ -10,6 +10,8 @@ Conventions of PyTorch 2.13:
 - under tensor parallelism DDP sees the local part of a DTensor (`tensor/parallel/ddp.py`): those parameters have their
   gradients at the very end of backward, after those of modules that tp does not divide, and with theirs the sums over
   tp that a plain module leaves to the optimizer are carried out;
+- a module's buffers (tables of positions) are broadcast before the forward pass that follows a backward with an
+  exchange (`distributed.py`: `require_forward_param_sync`); pipelining's forward passes are all under `no_sync`;
 - ZeroRedundancyOptimizer updates its own parameters and then broadcasts them, one by one.
 """
 
@@ -93,7 +95,18 @@ class Replicated:
         ]
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
-        return self.chain.forward(lambda place: ([], []), [])
+        begin = [self._buffers(c) for c in self.layer.reduce] if self._after_exchange(first=first) else []
+        return [*begin, *self.chain.forward(lambda place: ([], []), [])]
+
+    def _after_exchange(self, *, first: bool) -> bool:
+        return not self.structure.pipelined and (first or self.structure.grad_sync == "each")
+
+    def _buffers(self, c: Collective) -> Collective:
+        """One broadcast of all that the module has, among the ranks that `c` reduces over."""
+        size = self.chain.tables_bytes * self._ddp
+        wire = wire_bytes("broadcast", size, c.group_size)
+        dtype, calls = self.chain.tables_dtype, (size > 0) * 1
+        return Collective("broadcast", c.axes, "forward", "buffers", dtype, c.group_size, calls, size, wire)
 
     # --- backward ---------------------------------------------------------------------------------------------------
     def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
@@ -167,7 +180,7 @@ class Replicated:
         return Collective("broadcast", ZERO_AXES, "optimizer", "params", n.param_dtype, ranks, calls, size, wire)
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
-        return ("F",)
+        return "F", self._after_exchange(first=first)
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
         return "B", first, self._syncs(last=last)
