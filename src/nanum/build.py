@@ -16,7 +16,7 @@ import numpy as np
 
 from nanum.arrays import distinct
 from nanum.blocks.body import Body, Emitted
-from nanum.blocks.ends import embedding_body, head_body, rotary_angles_bytes, rotary_tables_bytes
+from nanum.blocks.ends import PositionTables, embedding_body, head_body, rotary_angles_bytes
 from nanum.blocks.layer import emit_layer, layer_body
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
@@ -29,7 +29,7 @@ from nanum.parallel.chunks import RankStep
 from nanum.parallel.flat_buffers import Buffer, FlatBuffers, buffer
 from nanum.parallel.fully_shard import FullyShard
 from nanum.parallel.pipeline import DataParallel, Position, Step, step
-from nanum.parallel.replicated import Replicated
+from nanum.parallel.replicated import DataRanks, Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
 from nanum.schedule import order, rank_of, stage_of
@@ -48,18 +48,21 @@ class Weights:
     shapes: Shapes
     conventions: Conventions
     zero: int
+    whole: bool  # each rank stores them whole
     parts: tuple[tuple[tuple[Tensor, ...], Mapping[Tensor, Tensor]], ...]
 
     @classmethod
-    def of(cls, shapes: Shapes, conventions: Conventions, zero: int, bodies: tuple[Body, Body, Body]) -> Weights:
+    def of(
+        cls, shapes: Shapes, conventions: Conventions, zero: int, bodies: tuple[Body, Body, Body], *, whole: bool
+    ) -> Weights:
         head = bodies[2]
         without = tuple(w for w in head.weights if w.name != "head")
         parts = *((b.weights, b.weight_grads) for b in bodies), (without, head.weight_grads)
-        return cls(shapes, conventions, zero, parts)
+        return cls(shapes, conventions, zero, whole, parts)
 
     @cached_property
     def units(self) -> list[Unit]:
-        return [unit(self.shapes, weights, grads, self.conventions) for weights, grads in self.parts]
+        return [unit(self.shapes, weights, grads, self.conventions, whole=self.whole) for weights, grads in self.parts]
 
     @cached_property
     def buffers(self) -> list[Buffer]:
@@ -188,6 +191,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     shapes, conventions, table = parts.shapes, parts.conventions, parts.table
     tied = model.tie_word_embeddings
     rows = shapes.part("S", ("cp",))  # of a sequence, on one rank
+    tables = PositionTables.of(model, shapes, conventions, layout.structure)
     chain = Chain(
         where,
         parts.embedding,
@@ -198,7 +202,8 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
         pp=pp,
         input_bytes=where.take(8 * shapes.part("B", BATCH_AXES) * rows),
         frame_bytes=where.take(rotary_angles_bytes(model, conventions, rows)),
-        tables_bytes=where.take(rotary_tables_bytes(model, conventions, rows)),
+        tables_bytes=where.take(tables.every) + where.take(tables.first) * first,
+        tables_dtype=tables.dtype,
         tied_elements=where.take(shapes.elements(table.dims, table.split)) if tied else None,
         tied_grad_bytes=where.take(parts.table_grad_bytes) if tied else 0,
     )
@@ -225,11 +230,16 @@ def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine)
     if engine.data_parallel == "flat_buffers":
         ranks = parts.shapes.ranks(("dp_replicate", "dp_shard", "cp"))
         data = FlatBuffers(chain, conventions, structure, *weights, data_ranks=ranks)
-    elif engine.data_parallel == "plain_or_fully_shard" and structure.zero == 0:
-        data = Replicated(chain, conventions, *weights)
+    elif _replicates(structure, engine):
+        data = Replicated(chain, conventions, structure, *weights, DataRanks.of(parts.shapes, chain.stage))
     else:
         data = FullyShard(chain, conventions, structure, *weights, staged.made)
     return step(chain, data, structure, conventions, staged.position, staged.layout)
+
+
+def _replicates(structure: Structure, engine: Engine) -> bool:
+    """Do ranks store weights whole, as a plain module or under DDP?"""
+    return engine.data_parallel == "plain_or_fully_shard" and structure.zero < 3
 
 
 def _check(layout: Layout) -> None:
@@ -253,7 +263,9 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     given = model, shapes, conventions, layout.structure
     layer = emit_layer(*given)
     bodies = embedding_body(*given), layer_body(layer, layout.structure.recompute), head_body(*given)
-    weights = Weights.of(shapes, conventions, layout.structure.zero, bodies)
+    weights = Weights.of(
+        shapes, conventions, layout.structure.zero, bodies, whole=_replicates(layout.structure, engine)
+    )
     embedding, recomputed, head = bodies
     return Parts(shapes, conventions, layout.structure, embedding, layer, recomputed, head, weights)
 
@@ -289,7 +301,7 @@ def _exchanged(chain: Chain, parts: Parts, engine: Engine) -> tuple[Any, Any, An
     first, each, whole, rest = made
     embedding, layer = first.times(s.embeds, s.take), each.times(1, s.take)
     head = whole.times(s.heads - shares, s.take) + rest.times(shares, s.take)
-    if not flat and parts.conventions.units == "root" and parts.structure.zero:
+    if not flat and parts.conventions.units == "root" and parts.structure.zero == 3:
         embedding, head = embedding + head, head.times(0, lambda q: q)
     return embedding, layer, head
 

@@ -71,4 +71,5 @@ class Conventions:
     reduce_copies: bool = False  # gloo reduces a copy of what it scatters
     gather_copies: bool = False  # and gathers into a buffer of its own, which it copies out of
     optimizer_at_once: bool = True  # roots of all second moments together (foreach), or tensor by tensor
-    bucket_elements: int = 0  # 0: one exchange a unit
+    bucket_elements: int = 0  # of a flat buffer: 0 is one exchange a unit
+    bucket_bytes: tuple[int, int] = (0, 0)  # of DDP: what closes the first bucket, and what the others

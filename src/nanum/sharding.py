@@ -107,13 +107,16 @@ class Shapes:
     def _chunk(self, size: int, axes: tuple[str, ...]) -> int:
         """`torch.chunk`, axis by axis from the outermost; ZeRO's axes are flattened, and cut at once."""
         for level in _levels(axes):
-            ranks, index = 1, 0
-            for axis in level:
-                index = index * self.mesh[axis] + (self.at or {}).get(axis, 0)
-                ranks *= self.mesh[axis]
-            most = -(-size // ranks)
-            size = max(0, min(most, size - index * most))
+            most = -(-size // self.ranks(level))
+            size = max(0, min(most, size - self.index(level) * most))
         return size
+
+    def index(self, axes: Iterable[str]) -> int:
+        """Which of the ranks of `axes` is meant, the last axis varying fastest."""
+        index = 0
+        for axis in axes if self.at else ():
+            index = index * self.mesh[axis] + self.at.get(axis, 0)  # type: ignore[union-attr]
+        return index
 
     def first(self, axes: tuple[str, ...]) -> Shapes:
         """The same, seen from the first rank of `axes`: its shards are what every rank of theirs is padded to."""

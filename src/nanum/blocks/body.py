@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from nanum.conventions import EVERYTHING, Conventions, Kept
@@ -19,8 +19,8 @@ from nanum.sharding import BATCH_AXES, Shapes, Split, Tensor
 @dataclass(frozen=True, eq=False)
 class Body:
     """Program nodes of one part, and the weights that it uses. Unreduced gradients stay held after `backward`: the
-    data-parallel engine releases them. `loss` and `loss_backward` are the head's alone: what follows the model's
-    forward pass.
+    data-parallel engine releases them. In `adding()` they are added, as they are made, into those of an earlier
+    backward. `loss` and `loss_backward` are the head's alone: what follows the model's forward pass.
     """
 
     forward: tuple[Node, ...]
@@ -34,6 +34,7 @@ class Body:
     seed_bytes: Any = 0  # what is held to the end of the whole backward
     kept_bytes: Any = 0  # what a caller's frame holds to the end of the step
     emitted: Emitted | None = None  # the operations that it was laid out from
+    adding: Callable[[], tuple[Node, ...]] = tuple
 
     @property
     def halves(self) -> Halves:
@@ -85,33 +86,43 @@ class Emitted:
     dy: Tensor | None
     dx: Tensor | None
 
-    def body(self, kept: Kept = EVERYTHING) -> Body:
-        """Lay out what is held, where `kept` outlives the forward pass."""
+    def body(self, kept: Kept = EVERYTHING, shared: tuple[str, ...] = ()) -> Body:
+        """Lay out what is held, where `kept` outlives the forward pass. The gradients of weights named in `shared` wait
+        for those of another part, whatever they are added into.
+        """
         tape, bytes_of = self.tape, self.tape.shapes.bytes
 
         def given(t: Tensor | None) -> list[Tensor]:
             return [] if t is None else [t]
 
-        forward, backward = split_step(
-            tape.shapes,
-            tape.forward,
-            tape.backward,
-            kept=kept,
-            stops_early=tape.conventions.recompute_stops_early,
-            enters=given(self.x),
-            leaves=given(self.y),
-            enters_back=given(self.dy),
-            leaves_back=given(self.dx),
-            stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
-        )
-        kept, seed, handed, output = (
+        def step(grads: Iterable[Tensor]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+            return split_step(
+                tape.shapes,
+                tape.forward,
+                tape.backward,
+                kept=kept,
+                stops_early=tape.conventions.recompute_stops_early,
+                enters=given(self.x),
+                leaves=given(self.y),
+                enters_back=given(self.dy),
+                leaves_back=given(self.dx),
+                stays_on=[*grads, *tape.kept, *tape.seed],
+            )
+
+        @cache
+        def adding() -> tuple[Node, ...]:
+            waiting = [grad for w, grad in tape.weight_grads.items() if w.name in shared]
+            return _cut(step(waiting)[1], "pre_backward", keep="after")[1]
+
+        forward, backward = step(tape.weight_grads.values())
+        held, seed, handed, output = (
             sum(map(bytes_of, ts)) for ts in (tape.kept, tape.seed, given(self.x), given(self.y))
         )
         forward, loss = _cut(forward, "post_forward", keep="before")
         loss_backward, backward = _cut(backward, "pre_backward", keep="after")
         grads = dict(tape.weight_grads)
         return Body(
-            forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, kept, self
+            forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, held, self, adding
         )  # fmt: skip
 
     def halves(self) -> Halves:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from nanum.blocks.body import Body, Streams, emit, new_tape
@@ -49,11 +50,22 @@ def _tables_bytes(model: Model, rows: Any, dtype: str) -> Any:
     return 2 * rows * model.attention.head_dim * ITEMSIZE[dtype]
 
 
-def rotary_tables_bytes(model: Model, conventions: Conventions, rows: Any) -> Any:
-    """Of the tables that a stage has for the whole run, in the dtype of what they turn."""
-    if model.position != "rotary" or conventions.rope_in_forward:
-        return 0
-    return _tables_bytes(model, rows, conventions.numerics.compute_dtype)
+@dataclass(frozen=True)
+class PositionTables:
+    """What a stage has of positions for the whole run, in bytes: on every stage, and on the first alone."""
+
+    dtype: str
+    every: Any
+    first: Any
+
+    @classmethod
+    def of(cls, model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> PositionTables:
+        """Rotary tables are in the dtype of what they turn; of learned positions it is which rows to look up."""
+        if model.position == "rotary":
+            dtype = conventions.numerics.compute_dtype
+            there = not conventions.rope_in_forward
+            return cls(dtype, _tables_bytes(model, shapes.part("S", ("cp",)), dtype) * there, 0)
+        return cls("int64", 0, ITEMSIZE["int64"] * shapes.part("S", Streams.of(structure).stream["S"]))
 
 
 def rotary_angles_bytes(model: Model, conventions: Conventions, rows: Any) -> Any:
@@ -84,4 +96,4 @@ def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure:
             tape.kept = (logits,)
         cross_entropy(tape, logits)
 
-    return emit(tape, head, x=y).body()
+    return emit(tape, head, x=y).body(shared=("head",) if model.tie_word_embeddings else ())

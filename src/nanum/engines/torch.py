@@ -1,8 +1,8 @@
 """Plain PyTorch 2.13: `fully_shard` on each layer and on the root, DTensor tensor parallelism, eager kernels as its CPU
 build has them.
 
-The conventions that recorded PyTorch steps follow to the byte; `verify` will run them. DDP's buckets are not stated
-yet.
+The conventions that recorded PyTorch steps follow to the byte; `verify` will run them. ZeRO-1 is its
+ZeroRedundancyOptimizer in DDP, and without ZeRO several data ranks are DDP.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         regather=False,
         # Gradients stay Partial over tp until they are reduced over data ranks or, where they are not, until AdamW
         # reads them: three times, or once where it is fused.
-        tp_grads_at_once=structure.zero == 3 and not structure.pipelined,
+        tp_grads_at_once=structure.zero == 3 and not structure.pipelined and structure.grad_sync == "each",
         optimizer_sums=3,
         loss_parallel=False,
         loss_reductions=3,
@@ -47,6 +47,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         stage_keeps_buffers=True,
         units="root",
         root_reshards=True,
+        bucket_bytes=(2**20, 25 * 2**20),  # `bucket_cap_mb` would be both
     )
 
 
@@ -60,15 +61,21 @@ RULES = (
         ),
     ),
     eager_rule("torch", "it states eager kernels, as recorded; torchtitan takes it"),
-    zero_rule(
-        "torch", (0, 3), "there is no engine for ZeRO-2, and ZeroRedundancyOptimizer (ZeRO-1) is not modelled yet"
+    zero_rule("torch", (0, 1, 3), "it has no engine for ZeRO-2; ZeRO-1 is ZeroRedundancyOptimizer, and 3 is FSDP2"),
+    Rule(
+        "zero 0 with dp_shard > 1",
+        lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.dp_shard > 1),
+        lambda model, job, cluster, layout: (
+            f"zero=0 shards nothing, but dp_shard={layout.dp_shard}: DDP is --dp-replicate {layout.dp_shard} "
+            "--dp-shard 1 (torch)"
+        ),
     ),
     Rule(
-        "torch's DDP is not modelled yet",
-        lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.data_ranks > 1),
+        "ZeRO-1 is of all data ranks (torch)",
+        lambda model, job, cluster, layout: (layout.structure.zero == 1) & (layout.dp_replicate > 1),
         lambda model, job, cluster, layout: (
-            f"zero=0 over {layout.data_ranks} data ranks is DDP, whose buckets are not modelled yet (torch): "
-            "use --zero 3"
+            f"zero=1 splits the optimizer over all ranks that add gradients, but dp_replicate={layout.dp_replicate}: "
+            "use dp_shard alone (torch)"
         ),
     ),
     *pipelining.RULES,
@@ -78,7 +85,7 @@ TORCH = Engine(
     name="torch",
     version="2.13.0",
     default_zero=0,
-    searched_zero_stages=(0, 3),
+    searched_zero_stages=(0, 1, 3),
     data_parallel="plain_or_fully_shard",
     conventions=conventions,
     layers_of_stage=weighed_layers,
@@ -88,11 +95,13 @@ TORCH = Engine(
 
 def on_gloo(bucket_cap_mb: float | None = None) -> Engine:
     """The same on a CPU: gloo gathers and scatters through copies, and AdamW goes tensor by tensor, PyTorch's default
-    there.
+    there. `bucket_cap_mb` is DDP's, in MiB, of the first bucket too.
     """
 
     def on_cpu(model: Model, job: Job, structure: Structure) -> Conventions:
         stated = conventions(model, job, structure)
+        if bucket_cap_mb is not None:
+            stated = replace(stated, bucket_bytes=(int(bucket_cap_mb * 2**20),) * 2)
         return replace(stated, gather_copies=True, reduce_copies=True, optimizer_at_once=False)
 
     return replace(TORCH, conventions=on_cpu)

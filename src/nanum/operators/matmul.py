@@ -21,11 +21,11 @@ def linear(
     """`y[dims] = x . W`, resharded to `want`. `w_dims` is (out, in), as PyTorch stores a weight.
 
     A bias split like the output is added by the matmul's epilogue; where the output is a pending sum it is added after
-    the sum.
+    the sum. DTensor adds it before, to one rank's part, so that its gradient is read off the gathered one.
     """
     w = weight or t.weight(name, w_dims, w_split)
     b = (
-        t.weight(name + "_bias", w_dims[:1], {w_dims[0]: w_split[w_dims[0]]} if w_dims[0] in w_split else {})
+        t.weight(name + "_bias", w_dims[:1], {d: axes for d, axes in w_split.items() if d == w_dims[0]}, w.stays)
         if bias
         else None
     )
@@ -53,7 +53,9 @@ def embedding(
     t: Tape, ids: Tensor, name: str, rows: str, want: Split, *, split_rows: bool = True, added: bool = False
 ) -> Tensor:
     """Rows of a table: a product with a one-hot operand, which no rank needs to gather. Split over the rows, it is a
-    pending sum. Where its gradient is `added` to another of the same table, which has arrived, it does not stay.
+    pending sum. Where its gradient is `added` to another of the same table, which has arrived, it does not stay. A
+    table that every rank of tp has whole is looked up, by DTensor, for a rank's own part of a sequence: its gradient
+    is then the pending sum.
     """
     w = t.weight(name, (rows, "D"), {rows: t.tp} if split_rows and t.tp else {})
     y = t.move(t.product(name, ids, w, ("B", "S", "D"), want), want)

@@ -288,10 +288,13 @@ class Tape:
             transpose()
 
     # --- weights ----------------------------------------------------------------------------------------------------
-    def weight(self, name: str, dims: tuple[str, ...], split: Split | None = None) -> Tensor:
-        """A parameter as it is computed with: split over its model axes only."""
+    def weight(
+        self, name: str, dims: tuple[str, ...], split: Split | None = None, stays: tuple[str, ...] | None = None
+    ) -> Tensor:
+        """A parameter as it is computed with: split over its model axes only, or whole in a module that they divide."""
         split = split or {}
-        w = Tensor(name, dims, split, self.dtype, category="params", stays=tuple(places(split)))
+        axes = tuple(places(split)) if stays is None else stays
+        w = Tensor(name, dims, split, self.dtype, category="params", stays=axes)
         self.weights.append(w)
         return w
 

@@ -62,7 +62,8 @@ class Chain:
     pp: Any
     input_bytes: Any  # token ids of one micro-batch
     frame_bytes: Any = 0  # what the model's frame holds from its embedding to the end of its forward pass
-    tables_bytes: Any = 0  # of rotary tables that a stage has for the whole run
+    tables_bytes: Any = 0  # of tables of positions that a stage has for the whole run
+    tables_dtype: str = "fp32"
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
     _next: dict[tuple[str, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
@@ -83,7 +84,15 @@ class Chain:
     def body(self, place: Place) -> Body:
         return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
 
-    def _run(self, places: tuple[Place, ...], direction: Direction, around: Around, half: Half = "whole") -> list[Node]:
+    def _run(
+        self,
+        places: tuple[Place, ...],
+        direction: Direction,
+        around: Around,
+        half: Half = "whole",
+        *,
+        adding: bool = False,
+    ) -> list[Node]:
         """Each part between what an engine does before and after it. What is handed from part to part is held
         meanwhile.
         """
@@ -93,7 +102,11 @@ class Chain:
             body = self.body(place)
             core, handed, output = body.forward, body.input_bytes, body.output_bytes
             if direction == "backward":
-                core, handed, output = body.backward if half == "whole" else body.halves.input, output, handed
+                core, handed, output = body.backward, output, handed
+                if half == "input":
+                    core = body.halves.input
+                elif adding:
+                    core = body.adding()
             before = self._while_held(handed, enter)
             after = self._while_held(output, leave)
             nodes.append(Repeat(self.count(place), (*before, Repeat(1, core, self.stage.at), *after)))
@@ -124,21 +137,30 @@ class Chain:
             Repeat(self.stage.heads, (Repeat(1, self.head.loss, self.stage.at),)),
         ]
 
-    def backward(self, begin: list[Node], around: Around, half: Half = "whole") -> list[Node]:
-        """Backward through the parts; `begin` is what an engine does once the loss's gradient is there. One half of it
-        alone, where a schedule splits it.
+    def backward(self, begin: list[Node], around: Around, half: Half = "whole", *, adding: bool = False) -> list[Node]:
+        """Backward through the parts; `begin` is what an engine does once the loss's gradient is there. Gradients of
+        weights stay held for the engine or, `adding`, are gone into those of an earlier backward. One half of it alone,
+        where a schedule splits it.
         """
         if half == "input":
             return self._inputs_half(begin, around)
         if half == "weight":
             return self._weights_half(begin, around)
         loss = Repeat(self.stage.heads, (Repeat(1, self.head.loss_backward, self.stage.at),))
-        shared = self.tied_grad_bytes * self.stage.embeds * self.stage.heads
+        s = self.stage
+        shared = self.tied_grad_bytes * s.embeds * s.heads
+
+        def alone(place: Place) -> tuple[list[Node], list[Node]]:
+            enter, leave = around(place)
+            if adding and place == "head" and self.tied_elements is not None:  # no embedding is here to wait for
+                leave = [Held("grads", -self.tied_grad_bytes * s.heads * (1 - s.embeds)), *leave]
+            return enter, leave
+
         return [
             loss,
             *begin,
-            *self._run(("head", "last", "middle", "first"), "backward", around),
-            *self._run(("embedding",), "backward", around),
+            *self._run(("head", "last", "middle", "first"), "backward", alone, adding=adding),
+            *self._run(("embedding",), "backward", around, adding=adding),
             Held("grads", -shared),
         ]
 

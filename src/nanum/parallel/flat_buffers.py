@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from nanum.arrays import distinct, most, where
+from nanum.arrays import most, where
 from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.operators.tape import collective
+from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Around, Chain, Direction, Part, Place
 from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
 from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes, Tensor, reshard
@@ -135,7 +133,7 @@ class FlatBuffers:
         if c is None:
             return []
         started = c.started(phase, DATA_STREAM, ticket, share)
-        return [replace(started, calls=0 * started.calls) if self._bucketed else started]
+        return [carried(started) if self._bucketed else started]
 
     @property
     def _bucketed(self) -> bool:
@@ -161,12 +159,16 @@ class FlatBuffers:
         """The calls of a whole stage's buckets, without bytes: they went with the parts."""
         if template is None or not self._bucketed:
             return []
-        least = self.conventions.bucket_elements
-        count = buckets(self.chain, self.embedding, self.layer, self.head, least, self.data_ranks)
-        calls = (template.group_size > 1) * count
-        nothing = template.payload_bytes * 0
-        started = replace(template, phase=phase, stream=DATA_STREAM, ticket=ticket)
-        return [replace(started, calls=calls, payload_bytes=nothing, wire_bytes=nothing)]
+        return [counted(template.started(phase, DATA_STREAM, ticket), self._bucket_count())]
+
+    def _bucket_count(self) -> Any:
+        """Buckets of at least max(`bucket_elements`, 1e6 x data ranks) elements (Megatron's default); one bucket on a
+        stage that is not the first.
+        """
+        stage = self.chain.stage
+        least = most(self.conventions.bucket_elements, 1_000_000 * stage.take(self.data_ranks))
+        least = where(stage.embeds > 0, least, 2**40)
+        return bucket_count(self.chain, [(self.embedding.sizes, self.layer.sizes, self.head.sizes)], least, least)
 
     # --- forward and backward ---------------------------------------------------------------------------------------
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
@@ -274,46 +276,3 @@ class FlatBuffers:
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
         return ("B", last)
-
-
-# --- buckets ---------------------------------------------------------------------------------------------------------
-@lru_cache(maxsize=4096)
-def _bucket_count(
-    embedding: tuple[int, ...], layer: tuple[int, ...], layers: int, head: tuple[int, ...], least_elements: int
-) -> int:
-    """Buckets are filled with whole tensors in the order in which gradients become ready, and closed once they are
-    large enough.
-    """
-    count = filled = 0
-    for size in (*reversed(head), *tuple(reversed(layer)) * layers, *reversed(embedding)):
-        filled += size
-        if size and filled >= least_elements:
-            count, filled = count + 1, 0
-    return count + (filled > 0)
-
-
-def buckets(chain: Chain, embedding: Buffer, layer: Buffer, head: Buffer, least_elements: int, data_ranks: Any) -> Any:
-    """Buckets of one stage: at least max(`least_elements`, 1e6 x data ranks) elements each (Megatron's default); one
-    bucket on a stage that is not the first.
-    """
-    stage = chain.stage
-    least = where(stage.embeds > 0, most(least_elements, 1_000_000 * stage.take(data_ranks)), 2**40)
-    parts = (embedding.sizes, layer.sizes, head.sizes)
-
-    def count(layers: Any, least: Any, *sizes: tuple[Any, ...]) -> int:
-        e, m, h = (tuple(map(int, part)) for part in sizes)
-        return _bucket_count(e, m, int(layers), h, int(least))
-
-    if not any(isinstance(q, np.ndarray) for q in (stage.layers, least, *layer.sizes, *head.sizes)):
-        return count(stage.layers, least, *parts)
-    # What tensors are left of is told by tp, and by which ends are here.
-    _, inverse = distinct((stage.layers, stage.embeds, stage.heads, chain.tp, least))
-    _, first = np.unique(inverse, return_index=True)
-
-    def pick(q: Any, i: int) -> Any:
-        return q[i] if isinstance(q, np.ndarray) and q.ndim else q
-
-    sizes = ([tuple(pick(q, i) for q in part) for part in parts] for i in first)
-    return np.array([count(pick(stage.layers, i), pick(least, i), *of) for i, of in zip(first, sizes, strict=True)])[
-        inverse
-    ]

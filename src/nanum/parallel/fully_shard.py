@@ -24,7 +24,7 @@ from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.once import Once
 from nanum.parallel.chain import Chain, Direction, Half, Part, Place, copy
-from nanum.parallel.units import Unit, roots_bytes
+from nanum.parallel.units import Unit, as_dtype, roots_bytes
 from nanum.program import DATA_STREAM, Compute, Held, Node, Phase, Repeat, Wait
 
 
@@ -204,12 +204,24 @@ class FullyShard:
         return self.structure.reshard and self.conventions.root_reshards
 
     # --- backward ---------------------------------------------------------------------------------------------------
+    @property
+    def _defers(self) -> bool:
+        """Are gradients reduced in the last backward only, and added up unsharded before it?"""
+        return self.structure.pipelined or self.structure.grad_sync == "last"
+
+    @property
+    def _adds_in_place(self) -> bool:
+        """Are later gradients added into unsharded ones by backward itself, both being in the dtype of the reduction?
+        (`_fsdp_param.py`: `to_accumulated_grad_if_needed`.)
+        """
+        n = self.conventions.numerics
+        return self._defers and n.compute_dtype == n.grad_dtype
+
     def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
         """One micro-batch backward. `first` and `last` of a step: where gradients are made, and where a pipeline
         reduces them. Of a backward in halves the first gathers, and the second leaves the gradients.
         """
-        pipelined = self.structure.pipelined
-        reduces = (last or not pipelined) and half != "input"
+        reduces = (last or not self._defers) and half != "input"
         gathers = gathers and self.structure.reshard and half != "weight"
         layers = self.chain.stage.layers
         zero: Any = 0
@@ -237,8 +249,8 @@ class FullyShard:
                 return []
             return list(
                 self._once(
-                    ("finish", place, first, reduces),
-                    lambda: self._finish(self._unit(place), before[place], first=first, reduces=reduces),
+                    ("finish", place, first, reduces, half),
+                    lambda: self._finish(self._unit(place), before[place], first=first, reduces=reduces, half=half),
                 )
             )
 
@@ -248,7 +260,7 @@ class FullyShard:
             return enter(place), leave(place)
 
         begin = enter("embedding") if self._root else self._borders(gathers)
-        nodes = self.chain.backward(begin, around, half)
+        nodes = self.chain.backward(begin, around, half, adding=not first and self._adds_in_place)
         if self._root:
             nodes += leave("embedding")
         if reduces:
@@ -272,26 +284,30 @@ class FullyShard:
         following = self._units(self.chain.follows(place, "backward"))
         return [node for unit, presence in following for node in self._flat(unit, presence)]
 
-    def _finish(self, u: Unit, released: Any, *, first: bool, reduces: bool) -> list[Node]:
+    def _finish(self, u: Unit, released: Any, *, first: bool, reduces: bool, half: Half) -> list[Node]:
         n = self.conventions.numerics
         grad = ITEMSIZE[n.grad_dtype]
-        pipelined = self.structure.pipelined
+        added = self._adds_in_place and not first
         nodes: list[Node] = []
-        if reduces:
+        if reduces or not self.structure.pipelined:
             nodes.append(Held("params", -u.weights_bytes))  # resharded
         if not reduces:
-            if first:
-                nodes.append(Held("grads", u.elements * grad, "unsharded gradients"))
             nodes.append(copy("accumulate", "backward", u.elements * grad, n.grad_dtype))
-            nodes.append(Held("grads", -u.grads_bytes))
-            return nodes
+            if self._adds_in_place:
+                return [*nodes, Held("grads", -u.grads_bytes)] if added and half == "weight" else nodes
+            if first:  # one after the other is made wider: the last one is there beside all of them
+                nodes.append(Held("grads", u.elements * grad + u.last_grad_bytes - u.grads_bytes, "unsharded sums"))
+            return [*nodes, Held("grads", -(u.last_grad_bytes if first else u.grads_bytes))]
         nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -released)]
         gradients, last = u.grads_bytes, u.last_grad_bytes
-        if pipelined and not first:  # the unsharded sums are what is reduced
+        if added:
+            nodes.append(copy("accumulate", "backward", u.elements * grad, n.grad_dtype))
+            nodes += [Held("grads", -gradients)] if half == "weight" else []
+        elif self._defers and not first:  # the unsharded sums are what is reduced
             nodes += [copy("accumulate", "backward", u.elements * grad, n.grad_dtype), Held("grads", -gradients)]
             gradients, last = u.elements * grad, u.last_grad_bytes * 0
-        if u.tp_sum is not None:
-            nodes.append(u.tp_sum)
+        if u.tp_sum is not None:  # of what backward left or, in the dtype of the reduction, of what was added up
+            nodes.append(as_dtype(u.tp_sum, n.compute_dtype) if first else u.tp_sum)
         nodes += [
             Held("buffers", u.reduce_bytes, "input of the reduction"),
             Compute("copy_in", "backward", 0.0, gradients + u.reduce_bytes, n.grad_dtype),
@@ -304,7 +320,7 @@ class FullyShard:
         nodes.append(Held("grads", -last))
         if self.conventions.reduce_copies:
             nodes.append(Held("buffers", -u.reduce_bytes))
-        if not first and not pipelined:  # added into the shard that is there
+        if not first and not self._defers:  # added into the shard that is there
             nodes += [copy("accumulate", "backward", u.shard_bytes, n.grad_dtype), Held("grads", -u.shard_bytes)]
         return nodes
 
@@ -325,4 +341,4 @@ class FullyShard:
         return ("F", gathers, first and not self._freed("head"))
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
-        return ("B", gathers and self.structure.reshard, first, last or not self.structure.pipelined)
+        return ("B", gathers and self.structure.reshard, first, last or not self._defers)

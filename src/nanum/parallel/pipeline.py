@@ -167,7 +167,7 @@ def step(
     end: list[Node] = [*data.optimizer(), *([] if structure.pipelined else [_logits(chain)])]
     send = _send(chain, "forward", (chain.pp > 1) * 1)
     ids = Held("buffers", chain.input_bytes * (stage.embeds | stage.heads), "token ids")
-    tables = Held("buffers", chain.tables_bytes, "rotary tables")
+    tables = Held("buffers", chain.tables_bytes, "tables of positions")
     actions = Actions(chain, data, structure, conventions)
     alone = not structure.pipelined or structure.schedule in WARMUP
     runs = order(position, structure) if alone else None

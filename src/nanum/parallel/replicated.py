@@ -1,74 +1,186 @@
-"""Weights that every data rank has whole, and whose gradients nobody exchanges: one data rank, under plain PyTorch.
+"""Weights that every data rank has whole: a plain module, DDP around it, and ZeRO-1's optimizer around that.
 
-A gradient is what backward leaves: the first micro-batch's is kept as `.grad`, later ones are added into it.
+Conventions of PyTorch 2.13:
+- a gradient is what backward leaves: the first micro-batch's is kept as `.grad`, later ones are added into it as they
+  arrive (`accumulate_grad.h`);
+- DDP (`reducer.cpp`) copies each gradient, as it becomes ready, into a bucket, all-reduces full buckets, and copies
+  them back: buckets of the size of all gradients live from the wrapping on. Without `no_sync` it does so in each
+  backward; a pipeline's stages (`stage.py`) do it in the last. This is the steady state: the first step has one bucket,
+  and the second begins with two broadcasts of what the buckets are;
+- under tensor parallelism DDP sees the local part of a DTensor (`tensor/parallel/ddp.py`): those parameters have their
+  gradients at the very end of backward, after those of modules that tp does not divide, and with theirs the sums over
+  tp that a plain module leaves to the optimizer are carried out;
+- a module's buffers (tables of positions) are broadcast before the forward pass that follows a backward with an
+  exchange (`distributed.py`: `require_forward_param_sync`); pipelining's forward passes are all under `no_sync`;
+- ZeroRedundancyOptimizer updates its own parameters and then broadcasts them, one by one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, Conventions
-from nanum.parallel.chain import Chain, Half, Place, copy
+from nanum.layout import Structure
+from nanum.parallel.buckets import Parts, bucket_count, carried, counted
+from nanum.parallel.chain import Chain, Half, Place, Stage, copy
+from nanum.parallel.owners import owned
 from nanum.parallel.units import Unit, roots_bytes
-from nanum.program import Compute, Held, Node, Repeat
+from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Repeat, Wait
+from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes
+
+
+@dataclass(frozen=True, eq=False)
+class DataRanks:
+    """How many ranks add their gradients, and of how many (and which of them) the optimizer's states are split."""
+
+    all: Any
+    owners: Any
+    index: int
+
+    @classmethod
+    def of(cls, shapes: Shapes, stage: Stage) -> DataRanks:
+        axes = dict.fromkeys((*BATCH_AXES, *ZERO_AXES))
+        owners = stage.take(shapes.ranks(ZERO_AXES))
+        return cls(stage.take(shapes.ranks(axes)), owners, shapes.index(ZERO_AXES))
 
 
 @dataclass(frozen=True, eq=False)
 class Replicated:
     chain: Chain
     conventions: Conventions
+    structure: Structure
     embedding: Unit
     layer: Unit
     head: Unit
+    ranks: DataRanks
 
     def _total(self, field: str) -> Any:
         return self.chain.total(field, self.embedding, self.layer, self.head)
 
+    def _unit(self, place: Place) -> Unit:
+        return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
+
+    def _parts(self) -> tuple[tuple[Unit, Any], ...]:
+        return (self.embedding, 1), (self.layer, self.chain.stage.layers), (self.head, 1)
+
+    @property
+    def _ddp(self) -> Any:
+        """1 where there is another data rank, else 0."""
+        return (self.ranks.all > 1) * 1
+
+    def _owned(self) -> tuple[Any, Any, Any]:
+        """Elements and tensors that this rank's optimizer updates, and elements of the largest of them."""
+        if not self.structure.zero:
+            largest = self.chain.largest("largest_elements", self.embedding, self.layer, self.head)
+            return self._total("elements"), self._total("tensors"), largest
+        return owned(self.chain, self._sizes(lambda divided: True), self.ranks.owners, self.ranks.index)
+
+    def _sizes(self, which: Callable[[bool], bool]) -> Parts:
+        def of(u: Unit) -> tuple[Any, ...]:
+            return tuple(size * which(divided) for size, divided in zip(u.sizes, u.divided, strict=True))
+
+        return of(self.embedding), of(self.layer), of(self.head)
+
     def resident(self) -> list[Node]:
         n, elements = self.conventions.numerics, self._total("elements")
-        states = elements * n.state_bytes + self._total("tensors") * n.state_bytes_per_tensor
+        mine, tensors, _ = self._owned()
+        states = mine * n.state_bytes + tensors * n.state_bytes_per_tensor
         return [
             Held("params", elements * ITEMSIZE[n.param_dtype], "parameters"),
             Held("optimizer_states", states, "optimizer states"),
+            Held("buffers", elements * ITEMSIZE[n.grad_dtype] * self._ddp, "DDP's buckets"),
         ]
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
-        return self.chain.forward(lambda place: ([], []), [])
+        begin = [self._buffers(c) for c in self.layer.reduce] if self._after_exchange(first=first) else []
+        return [*begin, *self.chain.forward(lambda place: ([], []), [])]
 
+    def _after_exchange(self, *, first: bool) -> bool:
+        return not self.structure.pipelined and (first or self.structure.grad_sync == "each")
+
+    def _buffers(self, c: Collective) -> Collective:
+        """One broadcast of all that the module has, among the ranks that `c` reduces over."""
+        size = self.chain.tables_bytes * self._ddp
+        wire = wire_bytes("broadcast", size, c.group_size)
+        dtype, calls = self.chain.tables_dtype, (size > 0) * 1
+        return Collective("broadcast", c.axes, "forward", "buffers", dtype, c.group_size, calls, size, wire)
+
+    # --- backward ---------------------------------------------------------------------------------------------------
     def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
+        adds, syncs = not first and half != "input", self._syncs(last=last) and half != "input"
+        at_the_end = self.structure.tensor != "none"
+
         def around(place: Place) -> tuple[list[Node], list[Node]]:
-            size = {"embedding": self.embedding, "head": self.head}.get(place, self.layer).grads_bytes
-            if first or half == "input":
-                return [], []
-            return [], [
-                copy("accumulate", "backward", size, self.conventions.numerics.compute_dtype),
-                Held("grads", -size),
-            ]
+            u = self._unit(place)
+            leave: list[Node] = []
+            if adds:
+                leave.append(copy("accumulate", "backward", u.grads_bytes, self.conventions.numerics.grad_dtype))
+            if adds and half == "weight":
+                leave.append(Held("grads", -u.grads_bytes))
+            if u.tp_sum is not None and half != "input":
+                leave.append(u.tp_sum.times(self._ddp))
+            if syncs and not at_the_end:
+                leave += [carried(self._reduce(c)) for c in u.reduce]
+            return [], leave
 
-        return self.chain.backward([], around, half)
+        nodes = self.chain.backward([], around, half, adding=adds)
+        if syncs:
+            if at_the_end:
+                nodes += [
+                    Repeat(times, tuple(carried(self._reduce(c)) for c in u.reduce)) for u, times in self._parts()
+                ]
+            nodes += [counted(self._reduce(c), self._buckets()) for c in self.layer.reduce]
+            nodes.append(Wait(DATA_STREAM, "reduce"))
+        return nodes
 
+    def _syncs(self, *, last: bool) -> bool:
+        return last or not (self.structure.pipelined or self.structure.grad_sync == "last")
+
+    def _reduce(self, c: Collective) -> Collective:
+        return c.started("backward", DATA_STREAM, "reduce")
+
+    def _buckets(self) -> Any:
+        n = self.conventions.numerics
+        first, later = (-(-size // ITEMSIZE[n.grad_dtype]) for size in self.conventions.bucket_bytes)
+        turns = [self._sizes(lambda divided: True)]
+        if self.structure.tensor == "tensor":
+            turns = [self._sizes(lambda divided: not divided), self._sizes(lambda divided: divided)]
+        return bucket_count(self.chain, turns, first, later)
+
+    # --- optimizer --------------------------------------------------------------------------------------------------
     def optimizer(self) -> list[Node]:
-        n, elements = self.conventions.numerics, self._total("elements")
+        n, (mine, _, largest) = self.conventions.numerics, self._owned()
         grads = self._total("grads_bytes")
-        largest = self.chain.largest("largest_elements", self.embedding, self.layer, self.head)
-        copies = roots_bytes(self.conventions, elements, largest)
+        copies = roots_bytes(self.conventions, mine, largest)
         sums = [
-            Repeat(count * self.conventions.optimizer_sums, (replace(u.tp_sum, phase="optimizer"),))
-            for u, count in ((self.embedding, 1), (self.layer, self.chain.stage.layers), (self.head, 1))
+            Repeat(count * self.conventions.optimizer_sums * (1 - self._ddp), (replace(u.tp_sum, phase="optimizer"),))
+            for u, count in self._parts()
             if u.tp_sum is not None
         ]
-        moved = 2 * elements * (ITEMSIZE[n.param_dtype] + n.state_bytes) + grads
+        moved = mine * (2 * (ITEMSIZE[n.param_dtype] + n.state_bytes) + ITEMSIZE[n.grad_dtype])
         return [
             *sums,
             Held("buffers", copies, "the optimizer's roots"),
             Compute("optimizer", "optimizer", 0.0, moved, n.param_dtype),
             Held("buffers", -copies),
+            *([self._broadcasts()] if self.structure.zero else []),
             Held("grads", -grads),
         ]
 
+    def _broadcasts(self) -> Collective:
+        """Each parameter from its owner."""
+        n, ranks = self.conventions.numerics, self.ranks.owners
+        several = (ranks > 1) * 1
+        size = self._total("elements") * ITEMSIZE[n.param_dtype] * several
+        wire = wire_bytes("broadcast", size, ranks)
+        calls = self._total("tensors") * several
+        return Collective("broadcast", ZERO_AXES, "optimizer", "params", n.param_dtype, ranks, calls, size, wire)
+
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
-        return ("F",)
+        return "F", self._after_exchange(first=first)
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
-        return ("B", first)
+        return "B", first, self._syncs(last=last)

@@ -40,6 +40,8 @@ class Unit:
     last_grad_bytes: Any
     reduce_bytes: Any  # the padded flat input of the reduction
     shard_bytes: Any  # its output
+    sizes: tuple[Any, ...]  # elements of each tensor as computed with, in the model's order
+    divided: tuple[bool, ...]  # is it of a module that tp divides?
 
     def times(self, presence: Any, take: Any) -> Unit:
         """The unit where `presence` is 1, and nothing where it is 0; quantities taken to the stages' space."""
@@ -55,7 +57,7 @@ class Unit:
             scaled(self.gather), reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
             scale(self.own_elements), scale(self.largest_elements), scale(self.tensors), scale(self.weights_bytes),
             scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes),
-            scale(self.shard_bytes),
+            scale(self.shard_bytes), tuple(map(scale, self.sizes)), self.divided,
         )  # fmt: skip
 
     def __add__(self, other: Unit) -> Unit:
@@ -77,6 +79,8 @@ class Unit:
             self.last_grad_bytes * (other.grads_bytes == 0) + other.last_grad_bytes,
             self.reduce_bytes + other.reduce_bytes,
             self.shard_bytes + other.shard_bytes,
+            (*self.sizes, *other.sizes),
+            (*self.divided, *other.divided),
         )
 
 
@@ -88,6 +92,12 @@ def roots_bytes(conventions: Conventions, elements: Any, largest_elements: Any) 
         return 0
     itemsize = ITEMSIZE[conventions.numerics.param_dtype]
     return itemsize * (elements if conventions.optimizer_at_once else 2 * largest_elements)
+
+
+def as_dtype(c: Collective, dtype: str) -> Collective:
+    """The same exchange in a dtype of another size."""
+    new, old = ITEMSIZE[dtype], ITEMSIZE[c.dtype]
+    return replace(c, dtype=dtype, payload_bytes=c.payload_bytes * new // old, wire_bytes=c.wire_bytes * new // old)
 
 
 def _joined(a: Collective | None, b: Collective | None) -> Collective | None:
@@ -110,10 +120,12 @@ def unit(
     grads: Mapping[Tensor, Tensor],
     conventions: Conventions,
     phase: Phase = "backward",
+    *,
+    whole: bool = False,
 ) -> Unit:
     """The unit of FSDP2: each weight is stored as a shard of its first dim, padded to equal shards, and so are its
     gradient and all that is exchanged; the optimizer sees what is not padding (`_fsdp_param.py`: `_sharded_param_data`
-    beside `sharded_size`).
+    beside `sharded_size`). Where weights are stored `whole`, their gradients are wanted whole by all data ranks.
     """
     weights, own = tuple(weights), shapes
     shapes = own.first(ZERO_AXES)
@@ -130,7 +142,7 @@ def unit(
     shard_bytes: Any = 0
     grads_bytes: Any = 0
     for w in weights:
-        at_rest = w.like(split=stored(w))
+        at_rest = w if whole else w.like(split=stored(w))
         for m in reshard(at_rest, w.split)[1]:
             node = collective(shapes, m.kind, m.axes, m.before, m.after, "forward", "params")
             gather = _joined(gather, node)
@@ -155,4 +167,5 @@ def unit(
     return Unit(
         gather, tuple(reduce.values()), tp_sum, elements, stored_elements, own_elements, largest_elements, len(weights),
         gather_bytes, gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]), reduce_bytes, shard_bytes,
+        tuple(shapes.elements(w.dims, w.split) for w in weights), tuple(bool(w.stays) for w in weights),
     )  # fmt: skip

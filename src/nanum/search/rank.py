@@ -118,12 +118,13 @@ def read(question: Question, found: list[Group], progress: Progress | None = Non
 
 def _emission(s: Structure) -> tuple[Any, ...]:
     """Structures of equal keys have the same bodies, but for what a layer keeps."""
-    return s.zero, s.tensor, s.attention, s.compile, s.pipelined and s.tensor == "sequence"
+    defers = s.pipelined or s.grad_sync == "last"
+    return s.zero, s.tensor, s.attention, s.compile, defers and s.tensor == "sequence"
 
 
 def _same_actions(s: Structure) -> tuple[Any, ...]:
     """Structures of equal keys have the same actions, in whatever order."""
-    return s.recompute, s.reshard, s.pipelined
+    return s.recompute, s.reshard, s.pipelined, s.grad_sync
 
 
 def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Ranked, TooLarge]]:
