@@ -159,10 +159,8 @@ def replicate(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:
         from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 
         _pre_dp_module_transform(model)
-    how: dict[str, Any] = {"broadcast_buffers": False}  # rotary tables are the same everywhere, and stay so
-    if asked.bucket_cap_mb is not None:
-        how["bucket_cap_mb"] = asked.bucket_cap_mb
-    replicated = nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group(), **how)
+    cap = {} if asked.bucket_cap_mb is None else {"bucket_cap_mb": asked.bucket_cap_mb}
+    replicated = nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group(), **cap)
     if asked.bf16_exchange:
         # PyTorch's own hook, which DDP takes by its name for one of NCCL alone; gloo adds bf16 too.
         replicated.register_comm_hook(mesh.get_group(), lambda group, bucket: bf16_compress_hook(group, bucket))
