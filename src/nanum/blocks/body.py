@@ -12,7 +12,7 @@ from nanum.layout import Structure
 from nanum.operators.halves import Halves, halves
 from nanum.operators.lifetimes import split_step
 from nanum.operators.tape import Tape
-from nanum.program import Mark, Node
+from nanum.program import Held, Mark, Node
 from nanum.sharding import BATCH_AXES, Shapes, Split, Tensor
 
 
@@ -33,7 +33,27 @@ class Body:
     output_bytes: Any = 0  # of what it hands to the next part (or to the next pipeline stage)
     seed_bytes: Any = 0  # what is held to the end of the whole backward
     kept_bytes: Any = 0  # what a caller's frame holds to the end of the step
+    keeps_input: bool = False  # is its input among what forward saves for backward?
     emitted: Emitted | None = None  # the operations that it was laid out from
+
+    @cached_property
+    def adding(self) -> tuple[Node, ...]:
+        """Backward where there are gradients of the weights already: each is added, and goes, as soon as the operation
+        that made it has made its input's gradient too, which comes next.
+        """
+        made = {g.name for g in self.weight_grads.values()}
+        nodes: list[Node] = []
+        new: list[Node] = []
+        old: list[Node] = []
+        for node in self.backward:
+            nodes.append(node)
+            if isinstance(node, Held):
+                if node.category == "grads" and node.name in made:
+                    new.append(Held("grads", -node.bytes, node.name))
+            else:
+                nodes += old
+                new, old = [], new
+        return (*nodes, *old, *new)
 
     @property
     def halves(self) -> Halves:
@@ -92,7 +112,7 @@ class Emitted:
         def given(t: Tensor | None) -> list[Tensor]:
             return [] if t is None else [t]
 
-        forward, backward = split_step(
+        forward, backward, saved = split_step(
             tape.shapes,
             tape.forward,
             tape.backward,
@@ -111,7 +131,8 @@ class Emitted:
         loss_backward, backward = _cut(backward, "pre_backward", keep="after")
         grads = dict(tape.weight_grads)
         return Body(
-            forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, kept, self
+            forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, kept,
+            self.x in saved, self,
         )  # fmt: skip
 
     def halves(self) -> Halves:

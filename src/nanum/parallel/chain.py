@@ -83,7 +83,15 @@ class Chain:
     def body(self, place: Place) -> Body:
         return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
 
-    def _run(self, places: tuple[Place, ...], direction: Direction, around: Around, half: Half = "whole") -> list[Node]:
+    def _run(
+        self,
+        places: tuple[Place, ...],
+        direction: Direction,
+        around: Around,
+        half: Half = "whole",
+        *,
+        adds: bool = False,
+    ) -> list[Node]:
         """Each part between what an engine does before and after it. What is handed from part to part is held
         meanwhile.
         """
@@ -93,7 +101,11 @@ class Chain:
             body = self.body(place)
             core, handed, output = body.forward, body.input_bytes, body.output_bytes
             if direction == "backward":
-                core, handed, output = body.backward if half == "whole" else body.halves.input, output, handed
+                handed, output = output, handed
+                if half == "whole":
+                    core = body.adding if adds and self.adds_at_once(place) else body.backward
+                else:
+                    core = body.halves.input
             before = self._while_held(handed, enter)
             after = self._while_held(output, leave)
             nodes.append(Repeat(self.count(place), (*before, Repeat(1, core, self.stage.at), *after)))
@@ -124,9 +136,10 @@ class Chain:
             Repeat(self.stage.heads, (Repeat(1, self.head.loss, self.stage.at),)),
         ]
 
-    def backward(self, begin: list[Node], around: Around, half: Half = "whole") -> list[Node]:
+    def backward(self, begin: list[Node], around: Around, half: Half = "whole", *, adds: bool = False) -> list[Node]:
         """Backward through the parts; `begin` is what an engine does once the loss's gradient is there. One half of it
-        alone, where a schedule splits it.
+        alone, where a schedule splits it. `adds`: gradients of weights are added into those that are there, each at
+        once where `adds_at_once`.
         """
         if half == "input":
             return self._inputs_half(begin, around)
@@ -137,14 +150,27 @@ class Chain:
         return [
             loss,
             *begin,
-            *self._run(("head", "last", "middle", "first"), "backward", around),
+            *self._run(("head", "last", "middle", "first"), "backward", around, adds=adds),
             *self._run(("embedding",), "backward", around),
             Held("grads", -shared),
         ]
 
+    def adds_at_once(self, place: Place) -> bool:
+        """Is a weight's gradient added as soon as it is made? Not that of a table which a second one is to come for,
+        nor an embedding's, after which nothing comes.
+        """
+        return place != "embedding" and (place != "head" or self.tied_elements is None)
+
+    @property
+    def keeps_input(self) -> int:
+        """Is a stage's input among what is saved for its backward? 1 or 0; a stage begins with a layer, or an end."""
+        return int(self.layer.keeps_input)
+
     def _inputs_half(self, begin: list[Node], around: Around) -> list[Node]:
         loss = Repeat(self.stage.heads, (Repeat(1, self.head.loss_backward_half, self.stage.at),))
-        return [loss, *begin, *self._run(("head", "last", "middle", "first"), "backward", around, "input")]
+        nodes = self._run(("head", "last", "middle", "first"), "backward", around, "input")
+        graph = self.stage.take(self.head.halves.loss_bytes) * self.stage.heads
+        return [loss, *begin, *nodes, Held("activations", -graph)]
 
     def _weights_half(self, begin: list[Node], around: Around) -> list[Node]:
         """Parts as in backward, though PyTorch goes by the order of the parameters: in passing it holds other bytes."""

@@ -41,12 +41,12 @@ class Replicated:
             size = {"embedding": self.embedding, "head": self.head}.get(place, self.layer).grads_bytes
             if first or half == "input":
                 return [], []
-            return [], [
-                copy("accumulate", "backward", size, self.conventions.numerics.compute_dtype),
-                Held("grads", -size),
-            ]
+            added = copy("accumulate", "backward", size, self.conventions.numerics.compute_dtype)
+            if half == "whole" and self.chain.adds_at_once(place):
+                return [], [added]
+            return [], [added, Held("grads", -size)]
 
-        return self.chain.backward([], around, half)
+        return self.chain.backward([], around, half, adds=not first)
 
     def optimizer(self) -> list[Node]:
         n, elements = self.conventions.numerics, self._total("elements")
