@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from nanum.conventions import EVERYTHING, Conventions, Kept
@@ -12,7 +12,7 @@ from nanum.layout import Structure
 from nanum.operators.halves import Halves, halves
 from nanum.operators.lifetimes import split_step
 from nanum.operators.tape import Tape
-from nanum.program import Mark, Node
+from nanum.program import Held, Mark, Node
 from nanum.sharding import BATCH_AXES, Shapes, Split, Tensor
 
 
@@ -33,8 +33,28 @@ class Body:
     output_bytes: Any = 0  # of what it hands to the next part (or to the next pipeline stage)
     seed_bytes: Any = 0  # what is held to the end of the whole backward
     kept_bytes: Any = 0  # what a caller's frame holds to the end of the step
+    keeps_input: bool = False  # is its input among what forward saves for backward?
     emitted: Emitted | None = None  # the operations that it was laid out from
-    adding: Callable[[], tuple[Node, ...]] = tuple
+    shared: tuple[str, ...] = ()  # weights whose gradients wait for another part's
+
+    @cached_property
+    def adding(self) -> tuple[Node, ...]:
+        """Backward where there are gradients of the weights already: each is added, and goes, as soon as the operation
+        that made it has made its input's gradient too, which comes next. Those of `shared` weights stay.
+        """
+        made = {g.name for w, g in self.weight_grads.items() if w.name not in self.shared}
+        nodes: list[Node] = []
+        new: list[Node] = []
+        old: list[Node] = []
+        for node in self.backward:
+            nodes.append(node)
+            if isinstance(node, Held):
+                if node.category == "grads" and node.name in made:
+                    new.append(Held("grads", -node.bytes, node.name))
+            else:
+                nodes += old
+                new, old = [], new
+        return (*nodes, *old, *new)
 
     @property
     def halves(self) -> Halves:
@@ -95,34 +115,27 @@ class Emitted:
         def given(t: Tensor | None) -> list[Tensor]:
             return [] if t is None else [t]
 
-        def step(grads: Iterable[Tensor]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-            return split_step(
-                tape.shapes,
-                tape.forward,
-                tape.backward,
-                kept=kept,
-                stops_early=tape.conventions.recompute_stops_early,
-                enters=given(self.x),
-                leaves=given(self.y),
-                enters_back=given(self.dy),
-                leaves_back=given(self.dx),
-                stays_on=[*grads, *tape.kept, *tape.seed],
-            )
-
-        @cache
-        def adding() -> tuple[Node, ...]:
-            waiting = [grad for w, grad in tape.weight_grads.items() if w.name in shared]
-            return _cut(step(waiting)[1], "pre_backward", keep="after")[1]
-
-        forward, backward = step(tape.weight_grads.values())
-        held, seed, handed, output = (
+        forward, backward, saved = split_step(
+            tape.shapes,
+            tape.forward,
+            tape.backward,
+            kept=kept,
+            stops_early=tape.conventions.recompute_stops_early,
+            enters=given(self.x),
+            leaves=given(self.y),
+            enters_back=given(self.dy),
+            leaves_back=given(self.dx),
+            stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
+        )
+        kept, seed, handed, output = (
             sum(map(bytes_of, ts)) for ts in (tape.kept, tape.seed, given(self.x), given(self.y))
         )
         forward, loss = _cut(forward, "post_forward", keep="before")
         loss_backward, backward = _cut(backward, "pre_backward", keep="after")
         grads = dict(tape.weight_grads)
         return Body(
-            forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, held, self, adding
+            forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, kept,
+            self.x in saved, self, shared,
         )  # fmt: skip
 
     def halves(self) -> Halves:

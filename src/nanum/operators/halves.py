@@ -22,12 +22,13 @@ from nanum.sharding import Shapes, Tensor
 @dataclass(frozen=True, eq=False)
 class Halves:
     """`input` makes the input's gradient, `weight` those of the weights. `retained_bytes` are saved, and read by the
-    first half alone, yet there until the second has run.
+    first half alone, yet there until the second has run; `loss_bytes`, those of the loss, until the first has.
     """
 
     input: tuple[Node, ...]
     weight: tuple[Node, ...]
     retained_bytes: Any
+    loss_bytes: Any
 
 
 def divided(backward: Sequence[Op], result: Tensor, weight_grads: Collection[Tensor]) -> tuple[list[Op], list[Op]]:
@@ -88,7 +89,7 @@ def halves(
         shapes,
         first,
         dict.fromkeys(saved) | dict.fromkeys(enters_back, 0),
-        {result: end, **dict.fromkeys(saved - loss), **dict.fromkeys(waits), **dict.fromkeys(stays_on)},
+        {result: end, **dict.fromkeys(saved), **dict.fromkeys(waits), **dict.fromkeys(stays_on)},
     )
     other = lifetimes(shapes, second, dict.fromkeys(saved & later) | dict.fromkeys(waits), dict.fromkeys(stays_on))
-    return Halves(one, other, sum(map(shapes.bytes, retained)))
+    return Halves(one, other, *(sum(map(shapes.bytes, tensors)) for tensors in (retained, loss)))

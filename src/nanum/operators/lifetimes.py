@@ -108,8 +108,8 @@ def split_step(
     enters_back: Iterable[Tensor] = (),
     leaves_back: Iterable[Tensor] = (),
     stays_on: Iterable[Tensor] = (),
-) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Forward and backward of one body as Program nodes.
+) -> tuple[tuple[Node, ...], tuple[Node, ...], frozenset[Tensor]]:
+    """Forward and backward of one body as Program nodes, and what the one saves for the other.
 
     `enters` are owned from the first operation, `leaves` handed out after the last; `stays_on` is not released by
     backward (a weight's gradient, the logits that a caller's frame holds).
@@ -140,7 +140,7 @@ def split_step(
         {**ahead, **dict.fromkeys(enters_back, 0)},
         {**unneeded, **{t: len(back) - 1 for t in leaves_back}, **dict.fromkeys(stays_on)},
     )
-    return f, b
+    return f, b, frozenset(saved)
 
 
 def _kept_by_name(forward: Sequence[Op], again: Sequence[Op], kept: Kept) -> list[tuple[Tensor, bool]]:

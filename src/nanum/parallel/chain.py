@@ -106,7 +106,7 @@ class Chain:
                 if half == "input":
                     core = body.halves.input
                 elif adding:
-                    core = body.adding()
+                    core = body.adding
             before = self._while_held(handed, enter)
             after = self._while_held(output, leave)
             nodes.append(Repeat(self.count(place), (*before, Repeat(1, core, self.stage.at), *after)))
@@ -164,9 +164,16 @@ class Chain:
             Held("grads", -shared),
         ]
 
+    @property
+    def keeps_input(self) -> int:
+        """Is a stage's input among what is saved for its backward? 1 or 0; a stage begins with a layer, or an end."""
+        return int(self.layer.keeps_input)
+
     def _inputs_half(self, begin: list[Node], around: Around) -> list[Node]:
         loss = Repeat(self.stage.heads, (Repeat(1, self.head.loss_backward_half, self.stage.at),))
-        return [loss, *begin, *self._run(("head", "last", "middle", "first"), "backward", around, "input")]
+        nodes = self._run(("head", "last", "middle", "first"), "backward", around, "input")
+        graph = self.stage.take(self.head.halves.loss_bytes) * self.stage.heads
+        return [loss, *begin, *nodes, Held("activations", -graph)]
 
     def _weights_half(self, begin: list[Node], around: Around) -> list[Node]:
         """Parts as in backward, though PyTorch goes by the order of the parameters: in passing it holds other bytes."""

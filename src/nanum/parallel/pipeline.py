@@ -52,7 +52,8 @@ class Step:
 
     resident: tuple[Node, ...]
     ids: Held  # the tokens of one micro-batch, where they are read; those of all are there from the beginning
-    received: Held  # room for what one micro-batch receives, where that is kept
+    received: Held  # room for what one micro-batch receives, or is handed on its rank, where that is kept
+    sent: tuple[Any, Held]  # what sends held to the end of the step: how often, and what is then let go
     actions: Actions
     runs: Runs | None  # none where the stage is one of several on its rank: `chunks.RankStep` has the order of these
     optimizer: tuple[Node, ...]
@@ -89,7 +90,13 @@ class Step:
     @property
     def program(self) -> tuple[Node, ...]:
         """All of it, in order. What a schedule repeats is the same nodes in every schedule's program."""
-        return (*self.before_update, Repeat(1, self.optimizer, self.at))
+        return (*self.before_update, self.released, Repeat(1, self.optimizer, self.at))
+
+    @property
+    def released(self) -> Repeat:
+        """What sends held goes before the optimizer."""
+        count, held = self.sent
+        return Repeat(count, (held,), self.at)
 
     @property
     def before_update(self) -> tuple[Node, ...]:
@@ -144,7 +151,8 @@ class Actions(Mapping[str, tuple[Node, ...]]):
 
         Raises ValueError for a half where layers are recomputed.
         """
-        key = (*self.data.same_backward(gathers=gathers, first=first, last=last), half)
+        alike = self.data.same_backward(gathers=gathers, first=first, last=last)
+        key = (*alike, half, first and self.conventions.stage_keeps_buffers)
         if key not in self._made:
             if half == "whole":
                 nodes = self.data.backward(gathers=gathers, first=first, last=last)
@@ -153,7 +161,7 @@ class Actions(Mapping[str, tuple[Node, ...]]):
             else:
                 halved = cast(InHalves, self.data)
                 nodes = halved.backward(gathers=gathers, first=first, last=last, half=half)
-            self._made[key] = tuple(_backward(self.chain, nodes, self.conventions, self.structure, half))
+            self._made[key] = tuple(_backward(self.chain, nodes, self.conventions, self.structure, half, first=first))
         return self._made[key]
 
 
@@ -171,9 +179,10 @@ def step(
     actions = Actions(chain, data, structure, conventions)
     alone = not structure.pipelined or structure.schedule in WARMUP
     runs = order(position, structure) if alone else None
-    ways = (stage.onward + stage.back) * conventions.stage_keeps_buffers
+    ways = (stage.onward + stage.back + stage.hands_on + stage.takes) * conventions.stage_keeps_buffers
     received = Held("buffers", chain.output_bytes * ways, "received")
-    return Step((*data.resident(), tables), ids, received, actions, runs, tuple(end), send, position, layout)
+    sent = _sent(chain, conventions, structure, position.num_microbatches)
+    return Step((*data.resident(), tables), ids, received, sent, actions, runs, tuple(end), send, position, layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,37 +227,56 @@ def _logits(chain: Chain) -> Held:
 def _forward(
     chain: Chain, nodes: list[Node], conventions: Conventions, structure: Structure, *, first: bool
 ) -> list[Node]:
-    stage = chain.stage
-    out = list(nodes)
-    # What the stage before hands over on the rank is kept there, for its own backward.
-    out[:0] = _where(stage.takes, Held("activations", -chain.output_bytes * stage.takes))
+    stage, size = chain.stage, chain.output_bytes
+    begin: list[Node] = []
+    end: list[Node] = []
+    if conventions.stage_keeps_buffers:  # an input is the room that it came in, and no more
+        begin.append(Held("activations", -size * (stage.back + stage.takes)))
+        end.append(Held("activations", size * (stage.back + stage.takes) * (1 - chain.keeps_input)))
     if conventions.step_keeps_logits and not structure.pipelined and not first:
-        out.append(_logits(chain))  # the frame's of the micro-batch before are overwritten
+        end.append(_logits(chain))  # the frame's of the micro-batch before are overwritten
     if conventions.stage_keeps_output:
-        out.append(Held("activations", chain.output_bytes * (stage.onward + stage.hands_on), "stage output"))
-    out.append(_send(chain, "forward", stage.onward))
-    return out
+        end.append(Held("activations", size * stage.onward, "stage output"))
+    return [*begin, *nodes, *end, _send(chain, "forward", stage.onward)]
 
 
 def _backward(
-    chain: Chain, nodes: list[Node], conventions: Conventions, structure: Structure, half: Half
+    chain: Chain, nodes: list[Node], conventions: Conventions, structure: Structure, half: Half, *, first: bool
 ) -> list[Node]:
-    """What is handed over on a rank stays: an output until its own backward, a gradient until the next one's."""
-    stage = chain.stage
+    """Under `stage_keeps_buffers` an output's gradient is the room that it came in, and what is sent on is held until
+    the send is waited for: at the end of the step, by 1F1B once the next is to be sent.
+    """
+    stage, size = chain.stage, chain.output_bytes
     begin: list[Node] = []
     end: list[Node] = []
     if half != "weight":
-        if conventions.stage_keeps_output:
-            begin.append(Held("activations", -chain.output_bytes * (stage.onward + stage.hands_on)))
-        begin += _where(stage.hands_on, Held("activations", -chain.output_bytes * stage.hands_on))
+        if conventions.stage_keeps_output and not _sends_last(conventions, structure):
+            begin.append(Held("activations", -size * stage.onward))
+        if conventions.stage_keeps_buffers:
+            begin.append(Held("activations", -size * (stage.onward + stage.hands_on)))
+            if first or _sends_last(conventions, structure):
+                end.append(Held("activations", size * stage.back, "sent back"))
         end.append(Held("activations", -stage.take(chain.head.seed_bytes) * stage.heads))
-        end += _where(stage.takes, Held("activations", chain.output_bytes * stage.takes, "handed back"))
+        if conventions.step_keeps_logits and structure.pipelined:
+            end.append(_logits(chain))  # a stage's output, which its backward has from the forward pass
         end.append(_send(chain, "backward", stage.back))
-    if half != "weight" and conventions.step_keeps_logits and structure.pipelined:
-        end.append(_logits(chain))  # a stage's output, which its backward has from the forward pass
-    if half != "input":
-        end += _where(stage.takes, Held("activations", chain.output_bytes * stage.takes, "handed on"))
+    if half != "input" and conventions.stage_keeps_buffers:
+        end.append(Held("activations", size * (stage.onward + stage.hands_on)))
+        end.append(Held("activations", size * (stage.back + stage.takes) * chain.keeps_input))
     return [*begin, *nodes, *end]
+
+
+def _sends_last(conventions: Conventions, structure: Structure) -> bool:
+    """Is what was sent held to the end of the step? PyTorch's 1F1B alone waits for each send before the next."""
+    return conventions.stage_keeps_buffers and structure.schedule != "1f1b"
+
+
+def _sent(chain: Chain, conventions: Conventions, structure: Structure, num_microbatches: Any) -> tuple[Any, Held]:
+    """What sends still held at the end of a step lets go: how often, and what."""
+    stage, size = chain.stage, chain.output_bytes
+    if _sends_last(conventions, structure):
+        return num_microbatches, Held("activations", -size * (stage.onward + stage.back))
+    return 1, Held("activations", -size * stage.back * conventions.stage_keeps_buffers)
 
 
 def _where(presence: Any, node: Node) -> list[Node]:
