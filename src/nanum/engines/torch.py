@@ -102,6 +102,6 @@ def on_gloo(bucket_cap_mb: float | None = None) -> Engine:
         stated = conventions(model, job, structure)
         if bucket_cap_mb is not None:
             stated = replace(stated, bucket_bytes=(int(bucket_cap_mb * 2**20),) * 2)
-        return replace(stated, gather_copies=True, reduce_copies=True, optimizer_at_once=False)
+        return replace(stated, gather_copies=True, reduce_copies=True, half_statistics=True, optimizer_at_once=False)
 
     return replace(TORCH, conventions=on_cpu)

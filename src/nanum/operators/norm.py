@@ -15,8 +15,8 @@ def norm(t: Tape, x: Tensor, name: str, kind: str) -> Tensor:
     return _eager_rms(t, x, name)
 
 
-def _statistic(x: Tensor, name: str) -> Tensor:
-    return Tensor(name, ("B", "S"), x.split, "fp32")
+def _statistic(x: Tensor, name: str, dtype: str = "fp32") -> Tensor:
+    return Tensor(name, ("B", "S"), x.split, dtype)
 
 
 def _fused(t: Tape, x: Tensor, name: str, *, means: bool) -> Tensor:
@@ -24,7 +24,8 @@ def _fused(t: Tape, x: Tensor, name: str, *, means: bool) -> Tensor:
     if means:
         weights.append(t.weight(name + "_bias", ("D",)))
     y = x.like(name=name)
-    saved = [_statistic(x, "rstd"), *([_statistic(x, "mean")] if means else [])]
+    dtype = x.dtype if t.conventions.half_statistics else "fp32"
+    saved = [_statistic(x, name, dtype) for name in (("rstd", "mean") if means else ("rstd",))]
     t.emit(name, (x, *weights), (y, *saved))
 
     def transpose() -> None:

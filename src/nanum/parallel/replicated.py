@@ -89,7 +89,7 @@ class Replicated:
         mine, tensors, _ = self._owned()
         states = mine * n.state_bytes + tensors * n.state_bytes_per_tensor
         return [
-            Held("params", elements * ITEMSIZE[n.param_dtype], "parameters"),
+            Held("params", self._total("padded_elements") * ITEMSIZE[n.param_dtype], "parameters"),
             Held("optimizer_states", states, "optimizer states"),
             Held("buffers", elements * ITEMSIZE[n.grad_dtype] * self._ddp, "DDP's buckets"),
         ]
@@ -120,6 +120,8 @@ class Replicated:
                 leave.append(copy("accumulate", "backward", u.grads_bytes, self.conventions.numerics.grad_dtype))
             if adds and half == "weight":
                 leave.append(Held("grads", -u.grads_bytes))
+            elif half != "input":
+                leave.append(Held("grads", -self._beyond(u) * self._ddp))
             if u.tp_sum is not None and half != "input":
                 leave.append(u.tp_sum.times(self._ddp))
             if syncs and not at_the_end:
@@ -135,6 +137,10 @@ class Replicated:
             nodes += [counted(self._reduce(c), self._buckets()) for c in self.layer.reduce]
             nodes.append(Wait(DATA_STREAM, "reduce"))
         return nodes
+
+    def _beyond(self, u: Unit) -> Any:
+        """Bytes of gradients that are views into more: DDP's local parameters get a copy of what is theirs."""
+        return u.grads_bytes - u.elements * ITEMSIZE[self.conventions.numerics.grad_dtype]
 
     def _syncs(self, *, last: bool) -> bool:
         return last or not (self.structure.pipelined or self.structure.grad_sync == "last")
@@ -153,7 +159,8 @@ class Replicated:
     # --- optimizer --------------------------------------------------------------------------------------------------
     def optimizer(self) -> list[Node]:
         n, (mine, _, largest) = self.conventions.numerics, self._owned()
-        grads = self._total("grads_bytes")
+        beyond = sum(self._beyond(u) * times for u, times in self._parts()) * self._ddp
+        grads = self._total("grads_bytes") - beyond
         copies = roots_bytes(self.conventions, mine, largest)
         sums = [
             Repeat(count * self.conventions.optimizer_sums * (1 - self._ddp), (replace(u.tp_sum, phase="optimizer"),))

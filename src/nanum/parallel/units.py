@@ -31,6 +31,7 @@ class Unit:
     tp_sum: Collective | None  # of norm weights, where it was left for the reduction
     elements: Any  # as computed with
     stored_elements: Any  # as ZeRO stores it, padded
+    padded_elements: Any  # as computed with, in the storage that DTensor cut them into: padded over tp
     own_elements: Any  # of them without padding: those that the optimizer has states for
     largest_elements: Any  # of one tensor, of own_elements
     tensors: Any
@@ -55,6 +56,7 @@ class Unit:
         reduce = tuple(c.times(presence, take) for c in self.reduce)
         return Unit(
             scaled(self.gather), reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
+            scale(self.padded_elements),
             scale(self.own_elements), scale(self.largest_elements), scale(self.tensors), scale(self.weights_bytes),
             scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes),
             scale(self.shard_bytes), tuple(map(scale, self.sizes)), self.divided,
@@ -70,6 +72,7 @@ class Unit:
             _both(self.tp_sum, other.tp_sum),
             self.elements + other.elements,
             self.stored_elements + other.stored_elements,
+            self.padded_elements + other.padded_elements,
             self.own_elements + other.own_elements,
             most(self.largest_elements, other.largest_elements),
             self.tensors + other.tensors,
@@ -135,6 +138,7 @@ def unit(
     tp_sum: Collective | None = None
     elements: Any = 0
     stored_elements: Any = 0
+    padded_elements: Any = 0
     own_elements: Any = 0
     largest_elements: Any = 0
     gather_bytes: Any = 0
@@ -151,6 +155,7 @@ def unit(
         gather_bytes = gather_bytes + shard * ranks * ITEMSIZE[w.dtype]
         elements = elements + shapes.elements(w.dims, w.split)
         stored_elements = stored_elements + shard
+        padded_elements = padded_elements + own.first(("tp",)).elements(w.dims, w.split)
         mine = own.elements(w.dims, at_rest.split)
         own_elements, largest_elements = own_elements + mine, most(largest_elements, mine)
         g = grads[w]
@@ -165,7 +170,8 @@ def unit(
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
     return Unit(
-        gather, tuple(reduce.values()), tp_sum, elements, stored_elements, own_elements, largest_elements, len(weights),
-        gather_bytes, gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]), reduce_bytes, shard_bytes,
-        tuple(shapes.elements(w.dims, w.split) for w in weights), tuple(bool(w.stays) for w in weights),
+        gather, tuple(reduce.values()), tp_sum, elements, stored_elements, padded_elements, own_elements,
+        largest_elements, len(weights), gather_bytes, gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]),
+        reduce_bytes, shard_bytes, tuple(shapes.elements(w.dims, w.split) for w in weights),
+        tuple(bool(w.stays) for w in weights),
     )  # fmt: skip
