@@ -194,7 +194,7 @@ def test_a_hundred_thousand_stages(engine: Engine) -> None:
 @given(cases(most=3))
 def test_a_step_leaves_what_it_found(case: Case) -> None:
     for step in case.steps():
-        resident, after = held_after(step.resident), held_after(step.program)
+        resident, after = held_after(step.at_rest), held_after(step.program)
         for category in {**after, **resident}:
             assert after.get(category, 0) == resident.get(category, 0), category
 

@@ -54,13 +54,15 @@ class RankStep:
 
     @cached_property
     def before_update(self) -> tuple[Node, ...]:
-        """All of it but the optimizer. Tokens that two stages read are there once."""
+        """All of it but the optimizer."""
+        return (*self.at_rest, *(Repeat(1, nodes) for _, nodes in self.passes))
+
+    @property
+    def at_rest(self) -> tuple[Node, ...]:
+        """What is held before a step, and after it. Tokens that two stages read are there once."""
         read = max(self.chunks, key=lambda chunk: int(chunk.ids.bytes))
-        return (
-            *(node for chunk in self.chunks for node in chunk.resident),
-            Repeat(read.position.num_microbatches, (read.ids, *(chunk.received for chunk in self.chunks))),
-            *(Repeat(1, nodes) for _, nodes in self.passes),
-        )
+        batch = Repeat(read.position.num_microbatches, (read.ids, *(chunk.received for chunk in self.chunks)))
+        return (*(node for chunk in self.chunks for node in chunk.resident), batch)
 
     def _passes(self) -> Iterator[tuple[Action | None, tuple[Node, ...]]]:
         there = dict.fromkeys(range(len(self.chunks)), False)

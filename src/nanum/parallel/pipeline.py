@@ -93,6 +93,12 @@ class Step:
         return (*self.before_update, self.released, Repeat(1, self.optimizer, self.at))
 
     @property
+    def at_rest(self) -> tuple[Node, ...]:
+        """What is held before a step, and after it."""
+        batch = Repeat(self.position.num_microbatches, (self.ids, self.received), self.at)
+        return Repeat(1, self.resident, self.at), batch
+
+    @property
     def released(self) -> Repeat:
         """What sends held goes before the optimizer."""
         count, held = self.sent
@@ -102,8 +108,7 @@ class Step:
     def before_update(self) -> tuple[Node, ...]:
         """All of it but the optimizer."""
         return (
-            Repeat(1, self.resident, self.at),
-            Repeat(self.position.num_microbatches, (self.ids, self.received), self.at),
+            *self.at_rest,
             *(Repeat(rounds, self._body(names)) for rounds, names in self.order),
         )
 
