@@ -120,6 +120,15 @@ def test_bytes_of_a_ring(c: int, t: int) -> None:
     assert of_a_layer("cp", "ring", cp=c, tp=t) == (expected, 2 + c)
 
 
+def test_selective_recompute_of_a_ring() -> None:
+    """Plain PyTorch sees the kernels that a ring is made of: it keeps their outputs, and exchanges again to put them
+    together (so real steps on gloo did). torchtitan's ring is one operation, whose output is kept."""
+    block = 2 * B * Fraction(S, 4) * KAPPA
+    without = (2 * 3 + 4 * 2) * block
+    assert of_a_layer("cp", "ring", cp=4, engine=TORCH, recompute="selective") == (without + 3 * block, 3 + 4)
+    assert of_a_layer("cp", "ring", cp=4, recompute="selective") == (without, 2 + 4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sp", [True, False])
 def test_tensor_parallel_exchanges_are_of_a_ranks_rows(kind: str, sp: bool) -> None:

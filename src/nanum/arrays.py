@@ -21,6 +21,10 @@ def most(a: Quantity, b: Quantity) -> Quantity:
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
+def least(a: Quantity, b: Quantity) -> Quantity:
+    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
+
+
 def take(quantity: Quantity, at: np.ndarray | None) -> Quantity:
     """From a smaller space to the layouts' own; what is one number stays one."""
     return quantity[at] if at is not None and isinstance(quantity, np.ndarray) and quantity.ndim else quantity

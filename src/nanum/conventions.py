@@ -39,6 +39,9 @@ class Kept:
 EVERYTHING, NOTHING = Kept(), Kept(frozenset())
 ATTENTION_CORE = "attention core"
 """The region of an attention block between its projections."""
+RING = "ring"
+"""The region of a ring's exchanges in the forward pass, which selective recompute runs again where it sees the ring as
+the kernels that it is made of."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Conventions:
     units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
     root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?
     ring_gathers: bool = True  # a ring's keys and values come by one gather, or are passed on rank by rank
+    cpu_attention: bool = False  # PyTorch's flash kernel of CPUs: it has scratch, and wants a mask of gathered keys
     reduce_copies: bool = False  # gloo reduces a copy of what it scatters
     gather_copies: bool = False  # and gathers into a buffer of its own, which it copies out of
     half_statistics: bool = False  # a LayerNorm's mean and deviation are kept in its own dtype (CPU), else in fp32

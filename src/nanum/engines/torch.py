@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanum.conventions import ITEMSIZE, Conventions, Kept, Numerics
+from nanum.conventions import ITEMSIZE, RING, Conventions, Kept, Numerics
 from nanum.engines import pipelining
 from nanum.engines.engine import Engine, eager_rule, fsdp_numerics, weighed_layers, zero_rule
 from nanum.job import Job
@@ -39,7 +39,8 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         loss_reductions=3,
         recompute_stops_early=True,
         selective=Kept(
-            frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "attention", "reduce_scatter", "all_reduce"})
+            frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "attention", "reduce_scatter", "all_reduce"}),
+            rerun=RING,
         ),
         grads_resident=False,
         step_keeps_logits=True,
@@ -94,14 +95,15 @@ TORCH = Engine(
 
 
 def on_gloo(bucket_cap_mb: float | None = None) -> Engine:
-    """The same on a CPU: gloo gathers and scatters through copies, and AdamW goes tensor by tensor, PyTorch's default
-    there. `bucket_cap_mb` is DDP's, in MiB, of the first bucket too.
+    """The same on a CPU: its own flash kernel, gloo, which gathers and scatters through copies, and AdamW tensor by
+    tensor, PyTorch's default there. `bucket_cap_mb` is DDP's, in MiB, of the first bucket too.
     """
 
     def on_cpu(model: Model, job: Job, structure: Structure) -> Conventions:
         stated = conventions(model, job, structure)
         if bucket_cap_mb is not None:
             stated = replace(stated, bucket_bytes=(int(bucket_cap_mb * 2**20),) * 2)
-        return replace(stated, gather_copies=True, reduce_copies=True, half_statistics=True, optimizer_at_once=False)
+        cpu = replace(stated, cpu_attention=True, half_statistics=True, optimizer_at_once=False)
+        return replace(cpu, gather_copies=True, reduce_copies=True)
 
     return replace(TORCH, conventions=on_cpu)

@@ -107,11 +107,11 @@ class _GatherRows(torch.autograd.Function):
 
 
 def _flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp. The CPU's kernel wants a key head for each query head, so they are repeated for it."""
-    repeated = (t.repeat_interleave(query.shape[HEADS] // t.shape[HEADS], HEADS) for t in (key, value))
-    out, lse = ATEN._scaled_dot_product_flash_attention_for_cpu(query, *repeated, 0.0, is_causal)
+    """Output and log-sum-exp."""
+    kernel = ATEN._scaled_dot_product_flash_attention_for_cpu
+    out, lse = kernel(query, key, value, 0.0, is_causal, attn_mask=mask)
     return out, lse
 
 
@@ -123,31 +123,22 @@ def _flash_backward(
     out: torch.Tensor,
     logsumexp: torch.Tensor,
     is_causal: bool,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    served = query.shape[HEADS] // key.shape[HEADS]
-    repeated = (t.repeat_interleave(served, HEADS) for t in (key, value))
-    dq, dk, dv = ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad_out, query, *repeated, out, logsumexp, 0.0, is_causal
-    )
-    dk, dv = (d.unflatten(HEADS, (-1, served)).sum(HEADS + 1) for d in (dk, dv))
+    kernel = ATEN._scaled_dot_product_flash_attention_for_cpu_backward
+    dq, dk, dv = kernel(grad_out, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=mask)
     return dq, dk, dv
 
 
 class _Causal(torch.autograd.Function):
-    """Attention of rows `first`, `first` + 1, … of a sequence to its keys: those before `first` are seen by every row,
-    those of the rows themselves causally, later ones by none. No mask is made: the two parts are two kernels, whose
-    results are put together by their log-sum-exps.
+    """Attention of rows `first`, `first` + 1, … of a sequence to its keys up to each row's own. Where there are more
+    keys than rows the kernel needs a mask; it is made for forward and again for backward, and not kept.
     """
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int) -> torch.Tensor:
-        out, lse = _flash(q, _rows(k, q, first), _rows(v, q, first), True)
-        if first:
-            before, before_lse = _flash(q, k[:, :, :first], v[:, :, :first], False)
-            both = torch.logaddexp(lse, before_lse)
-            shares = ((part - both).exp().unsqueeze(-1) for part in (lse, before_lse))
-            out = sum(share * part for share, part in zip(shares, (out, before), strict=True)).to(q.dtype)
-            lse = both
+        whole = q.shape[ROWS] == k.shape[ROWS]
+        out, lse = _flash(q, k, v, whole, None if whole else _mask(q, k, first))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.first = first
         return out
@@ -155,23 +146,13 @@ class _Causal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        first, grad = ctx.first, grad.contiguous()
-        dq, *own = _flash_backward(grad, q, _rows(k, q, first), _rows(v, q, first), out, lse, True)
-        if q.shape[ROWS] == k.shape[ROWS]:
-            return dq, *own, None
-        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-        for whole, part in zip((dk, dv), own, strict=True):
-            _rows(whole, q, first).copy_(part)
-        if first:
-            more, *earlier = _flash_backward(grad, q, k[:, :, :first], v[:, :, :first], out, lse, False)
-            dq = dq + more
-            for whole, part in zip((dk, dv), earlier, strict=True):
-                whole[:, :, :first] = part
-        return dq, dk, dv, None
+        whole = q.shape[ROWS] == k.shape[ROWS]
+        return *_flash_backward(grad, q, k, v, out, lse, whole, None if whole else _mask(q, k, ctx.first)), None
 
 
-def _rows(t: torch.Tensor, q: torch.Tensor, first: int) -> torch.Tensor:
-    return t[:, :, first : first + q.shape[ROWS]]
+def _mask(q: torch.Tensor, k: torch.Tensor, first: int) -> torch.Tensor:
+    """Added to the scores: -inf from each row's next key on."""
+    return q.new_full((q.shape[ROWS], k.shape[ROWS]), -torch.inf).triu_(first + 1)
 
 
 # --- the ring --------------------------------------------------------------------------------------------------------
@@ -196,7 +177,7 @@ class _Ring(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         with _rotating(rotate):
             grads = torch_ring._templated_ring_attention_backward(
-                group, ROWS, _flash_backward, grad.contiguous(), "grad_out", q, k, v, out, lse, True
+                group, ROWS, _flash_backward, grad, "grad_out", q, k, v, out, lse, True
             )
         return *grads, None, None
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanum.conventions import ATTENTION_CORE
+from nanum.arrays import least
+from nanum.conventions import ATTENTION_CORE, ITEMSIZE
 from nanum.operators.elementwise import dropout
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
@@ -50,15 +51,40 @@ def _gradient(q: Tensor, x: Tensor) -> Tensor:
     return x.like(name="d_" + x.name, partial=pending)
 
 
+def _mask(t: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """What a kernel is told of the rows that its queries are among those of more keys."""
+    rows, keys = q.split.get("S", ()), k.split.get("S", ())
+    if rows == keys or not t.conventions.cpu_attention:
+        return ()
+    mask = Tensor("mask", ("S", "T"), {"S": rows, "T": keys}, t.dtype)
+    t.emit("mask", (), (mask,))
+    return (mask,)
+
+
+def scratch(t: Tape, q: Tensor, k: Tensor, *, backward: bool = False) -> tuple[Tensor, ...]:
+    """What the CPU's kernel takes meanwhile, on one thread: the scores of a block of rows and keys, and of rows their
+    maxima, sums and outputs (PyTorch's aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
+    """
+    if not t.conventions.cpu_attention:
+        return ()
+    rows = t.shapes.part("S", q.split.get("S", ()))
+    rows, keys = least(32 + 32 * (rows >= 192) + 192 * (rows >= 768), rows), least(512, _keys(t, k))
+    scores = rows * keys * (4 + (ITEMSIZE[t.dtype] if t.half else 0))
+    size = 2 * scores + 4 * rows if backward else scores + 4 * rows * (2 + t.shapes.dims["head"])
+    return (t.buffer("the kernel's scratch", size),)
+
+
 def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Saves q, k, v, the output, and fp32 log-sum-exp of each row."""
     out = q.like(name="attention")
     lse, flops = log_sum_exp(q), flash_flops(t, q, _keys(t, k))
-    t.emit("attention", (q, k, v), (out, lse), flops, attention=True)
+    t.emit("attention", (q, k, v, *_mask(t, q, k)), (out, lse, *scratch(t, q, k)), flops, attention=True)
 
     def transpose() -> None:
         new = [_gradient(q, x) for x in (q, k, v)]
-        t.emit("attention_backward", (t.grad(out), q, k, v, out, lse), new, 2 * flops, attention=True)
+        reads = t.grad(out), q, k, v, out, lse, *_mask(t, q, k)
+        writes = *new, *scratch(t, q, k, backward=True)
+        t.emit("attention_backward", reads, writes, 2 * flops, attention=True)
         for x, dx in zip((q, k, v), new, strict=True):
             t.add_grad(x, dx)
 

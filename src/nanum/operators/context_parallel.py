@@ -9,7 +9,10 @@ return home. Its exchanges are those of `torch.distributed.tensor.experimental` 
 
 from __future__ import annotations
 
-from nanum.operators.attention import attention, flash_flops, log_sum_exp
+from typing import Any
+
+from nanum.conventions import RING
+from nanum.operators.attention import attention, flash_flops, log_sum_exp, scratch
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor, reshard
 
@@ -41,42 +44,104 @@ def _on_heads(x: Tensor) -> Split:
     return {**_whole_rows(x), heads: (*x.split.get(heads, ()), AXIS)}
 
 
+# --- the ring ---------------------------------------------------------------------------------------------------------
 def _ring(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Saves the rank's own q, k, v, output and log-sum-exp; keys and values go round again in backward."""
-    out, lse = q.like(name="attention"), log_sum_exp(q)
-    flops = flash_flops(t, q, t.shapes.dims["S"])
-    t.emit("attention", (q, k, v, _round(t, k, v)), (out, lse), flops, attention=True)
+    """Saves the rank's own q, k, v, output and log-sum-exp; keys and values go round again in backward.
+
+    A rank computes on the blocks that it sees, one kernel each: the first on its own alone, the last on all of them.
+    """
+    out, lse, others = _ring_forward(t, q, k, v)
 
     def transpose() -> None:
-        others = _round(t, k, v)
-        sums = q.like(name="d_" + q.name, dtype="fp32")  # fp32, like those of keys and values
-        passing = _pair(k).like(name="d_kv", dtype="fp32")
-        t.emit(
-            "attention_backward", (t.grad(out), q, k, v, others, out, lse), (sums, passing), 2 * flops, attention=True
-        )
-        home = passing.like()
-        t.exchange("permute", (AXIS,), passing, home, times=t.shapes.ranks((AXIS,)))
-        dq = t.kernel("to_half", (sums,), q) if t.half else sums
-        dk, dv = (x.like(name="d_" + x.name) for x in (k, v))
-        t.emit("split", (home,), (dk, dv))
-        for x, dx in zip((q, k, v), (dq, dk, dv), strict=True):
+        for x, dx in zip((q, k, v), _ring_backward(t, q, k, v, out, lse), strict=True):
             t.add_grad(x, dx)
 
+    t.frame(others)
     return t.then(out, transpose)
+
+
+def _blocks(t: Tape) -> int:
+    """Blocks of keys that the causal mask shows the rank: its own, and those of the ranks before."""
+    return 1 + (t.shapes.at or {}).get(AXIS, 0)
+
+
+def _ring_forward(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, its log-sum-exp, and the keys and values of other ranks, which are there until it returns."""
+    seen = _blocks(t)
+    flops = flash_flops(t, q, t.shapes.dims["S"]) / seen
+    with t.region(RING):
+        own, _, others = _round(t, k, v)
+    block, total, lse = _block(t, q, (own,), flops)
+    for _ in range(1, seen):
+        block, wide, block_lse = _block(t, q, (others, block, total, lse), flops)
+        total, lse = _merged(t, total, lse, wide, block_lse, block)
+    out = t.kernel("to_half", (total, block), q) if t.half else total
+    return out, lse, others
+
+
+def _block(t: Tape, q: Tensor, reads: tuple[Tensor, ...], flops: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """One block's output, the same in fp32, and its log-sum-exp."""
+    block, lse = q.like(name="attention"), log_sum_exp(q)
+    t.emit("attention", (q, *reads), (block, lse, *scratch(t, q, q)), flops, attention=True)
+    return block, t.kernel("to_float", (block,), q, "fp32") if t.half else block, lse
+
+
+def _merged(
+    t: Tape, total: Tensor, lse: Tensor, wide: Tensor, block_lse: Tensor, block: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`total - sigmoid(block_lse - lse) * (total - wide)`, and the log of both sums of exponentials."""
+    scaled = t.kernel("mul", (t.kernel("sub", (total, wide), wide), lse, block_lse), wide)
+    merged = t.kernel("sub", (total, scaled, wide, block), wide)
+    return merged, t.kernel("logaddexp", (lse, block_lse, total, wide), lse)
+
+
+def _ring_backward(t: Tape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v. Sums are fp32; those of a block of keys and values travel one rank with each step."""
+    d = t.grad(out)
+    sums, passing = q.like(name="sums", dtype="fp32"), _pair(k).like(name="d_kv", dtype="fp32")
+    t.emit("zeros", (), (sums, passing))
+    own, flat, others = _round(t, k, v)
+    seen, ranks = _blocks(t), t.shapes.ranks((AXIS,))
+    hidden = seen == 1 or seen < ranks  # the last of all blocks is hidden to every rank but the last
+    steps = [*range(seen), *([seen] if hidden else [])]
+    grads: tuple[Tensor, ...] = ()
+    sent: tuple[Tensor, ...] = ()  # what the step before passed on
+    for i in steps:
+        if i < seen:
+            reads = d, q, others if i else own, out, lse, *grads, *sent
+            new = tuple(x.like(name="d_" + x.name) for x in (q, k, v))
+            flops = 2 * flash_flops(t, q, t.shapes.dims["S"]) / seen
+            t.emit("attention_backward", reads, (*new, *scratch(t, q, q, backward=True)), flops, attention=True)
+        else:
+            reads = own, *sent
+            new = tuple(t.kernel("zeros", (old, *reads), x, "fp32") for x, old in zip((q, k, v), grads, strict=True))
+        t.emit("add", (passing, *new[1:], *sent), ())
+        t.emit("cat", (passing,), (packed := passing.like(),))
+        last = i == steps[-1]
+        arrived = passing.like(factor=None if t.half or not last else 0)
+        t.exchange("permute", (AXIS,), packed, arrived, times=ranks - len(steps) + 1 if last else 1)
+        t.emit("add", (sums, new[0], *(() if i else (own,))), ())
+        grads, sent, before, passing = new, (passing, packed), passing, arrived
+    dq = t.kernel("to_half", (sums,), q) if t.half else sums
+    dk, dv = (x.like(name="d_" + x.name) for x in (k, v))
+    t.emit("to_half" if t.half else "views", (passing, packed), (dk, dv))  # in fp32 they are what came home
+    t.frame(d, q, k, v, out, lse, flat, others, before, passing)
+    return dq, dk, dv
 
 
 def _pair(k: Tensor) -> Tensor:
     return Tensor("kv", ("pair", *k.dims), k.split, k.dtype)
 
 
-def _round(t: Tape, k: Tensor, v: Tensor) -> Tensor:
-    """Keys and values of the other ranks, sent as one buffer: gathered, their pieces taken in turn, or passed on one by
-    one.
+def _round(t: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rank's own keys and values as the kernel reads them, the buffer that is sent, and those of the other ranks:
+    gathered, their pieces taken in turn, or passed on one by one.
     """
-    t.emit("cat", (k, v), (own := _pair(k),))
+    t.emit("contiguous", (k, v), (own := _pair(k),))
+    t.emit("cat", (own,), (flat := _pair(k),))
     if t.conventions.ring_gathers:
-        (gather,) = reshard(own, _whole_rows(own))[1]
-        t.exchange(gather.kind, gather.axes, own, gather.after)  # pieces one after the other, not put in order
-        return gather.after
-    t.exchange("permute", (AXIS,), own, arrived := own.like(), times=t.shapes.ranks((AXIS,)) - 1)
-    return arrived
+        (gather,) = reshard(flat, _whole_rows(flat))[1]
+        t.exchange(gather.kind, gather.axes, flat, gather.after)  # pieces one after the other, not put in order
+        return own, flat, gather.after
+    t.exchange("permute", (AXIS,), flat, arrived := flat.like(), times=t.shapes.ranks((AXIS,)) - 1)
+    return own, flat, arrived

@@ -180,7 +180,7 @@ class Tape:
     ) -> None:
         """Exchanges of buffers as they lie, `times` one after the other."""
         node = collective(self.shapes, kind, axes, source, after, self._phase, what)
-        self.ops.append(Op(kind, (source,), (after,), node.times(times)))
+        self.ops.append(Op(kind, (source,), (after, *self._scratch(node)), node.times(times), self._region))
 
     def _exchange(
         self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor, what: str | None
