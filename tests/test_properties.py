@@ -21,6 +21,7 @@ from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
+from nanum.program import Repeat
 from nanum.once import Once
 from nanum.parallel.pipeline import Step
 from nanum.prediction import parameters, predict
@@ -194,7 +195,8 @@ def test_a_hundred_thousand_stages(engine: Engine) -> None:
 @given(cases(most=3))
 def test_a_step_leaves_what_it_found(case: Case) -> None:
     for step in case.steps():
-        resident, after = held_after(step.resident), held_after(step.program)
+        there = Repeat(step.position.num_microbatches, (step.ids, step.received))
+        resident, after = held_after((*step.resident, there)), held_after(step.program)
         for category in {**after, **resident}:
             assert after.get(category, 0) == resident.get(category, 0), category
 
