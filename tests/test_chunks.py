@@ -83,9 +83,6 @@ def ranks(way: str, schedule: Schedule, model: Model = MODEL) -> list[RankStep]:
 def test_a_step_leaves_what_it_found(way: str, schedule: Schedule) -> None:
     for step in ranks(way, schedule):
         empty = replace(step, order=())
-        assert there(held_after(step.before_update)) == there(held_after(empty.before_update)) | {
-            "grads": held_after(step.before_update)["grads"]
-        }
         assert there(held_after(step.program)) == there(held_after(empty.before_update))
 
 
@@ -143,7 +140,7 @@ def test_the_first_half_frees_nothing_below_the_loss(model: Model) -> None:
         output = 32 * 64 * 2  # of a stage, in bf16: the graph's end goes with the first half
         assert between["activations"] > -output
         whole = held_after(actions.backward(**how))["activations"]
-        assert whole == -forward
+        assert whole + forward == 2 * output  # what was sent either way, until the end of the step
 
 
 def test_no_gradient_of_a_weight_is_made_in_the_first_half() -> None:

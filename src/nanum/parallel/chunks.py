@@ -47,7 +47,7 @@ class RankStep:
         ends = [_updated(chunk.optimizer) for chunk in self.chunks]
         return (
             *self.before_update,
-            *(chunk.released for chunk in self.chunks),
+            *(node for chunk in self.chunks for node in chunk.released),
             *(node for before, _ in ends for node in before),
             *(node for _, after in ends for node in after),
         )

@@ -19,6 +19,9 @@ from nanum.parallel.chain import Chain, Half
 from nanum.program import PIPELINE_STREAM, Collective, Held, Node, Repeat
 from nanum.schedule import KINDS, WARMUP, runs
 
+LOSS_BYTES = 4
+"""Of one micro-batch, in fp32."""
+
 
 class DataParallel(Protocol):
     """What a data-parallel engine does around the parts of a stage."""
@@ -53,7 +56,7 @@ class Step:
     resident: tuple[Node, ...]
     ids: Held  # the tokens of one micro-batch, where they are read; those of all are there from the beginning
     received: Held  # room for what one micro-batch receives, or is handed on its rank, where that is kept
-    sent: tuple[Any, Held]  # what sends held to the end of the step: how often, and what is then let go
+    let_go: tuple[Held, Held]  # what was held to the end of the step: of each micro-batch, and once
     actions: Actions
     runs: Runs | None  # none where the stage is one of several on its rank: `chunks.RankStep` has the order of these
     optimizer: tuple[Node, ...]
@@ -90,7 +93,7 @@ class Step:
     @property
     def program(self) -> tuple[Node, ...]:
         """All of it, in order. What a schedule repeats is the same nodes in every schedule's program."""
-        return (*self.before_update, self.released, Repeat(1, self.optimizer, self.at))
+        return (*self.before_update, *self.released, Repeat(1, self.optimizer, self.at))
 
     @property
     def at_rest(self) -> tuple[Node, ...]:
@@ -99,10 +102,10 @@ class Step:
         return Repeat(1, self.resident, self.at), batch
 
     @property
-    def released(self) -> Repeat:
-        """What sends held goes before the optimizer."""
-        count, held = self.sent
-        return Repeat(count, (held,), self.at)
+    def released(self) -> tuple[Node, ...]:
+        """What a schedule held to its end goes before the optimizer."""
+        each, once = self.let_go
+        return Repeat(self.position.num_microbatches, (each,), self.at), Repeat(1, (once,), self.at)
 
     @property
     def before_update(self) -> tuple[Node, ...]:
@@ -186,8 +189,8 @@ def step(
     runs = order(position, structure) if alone else None
     ways = (stage.onward + stage.back + stage.hands_on + stage.takes) * conventions.stage_keeps_buffers
     received = Held("buffers", chain.output_bytes * ways, "received")
-    sent = _sent(chain, conventions, structure, position.num_microbatches)
-    return Step((*data.resident(), tables), ids, received, sent, actions, runs, tuple(end), send, position, layout)
+    ends = _let_go(chain, conventions, structure)
+    return Step((*data.resident(), tables), ids, received, ends, actions, runs, tuple(end), send, position, layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,22 +251,25 @@ def _forward(
 def _backward(
     chain: Chain, nodes: list[Node], conventions: Conventions, structure: Structure, half: Half, *, first: bool
 ) -> list[Node]:
-    """Under `stage_keeps_buffers` an output's gradient is the room that it came in, and what is sent on is held until
-    the send is waited for: at the end of the step, by 1F1B once the next is to be sent.
+    """An output is held until the end of its backward. Under `stage_keeps_buffers` an output's gradient is the room
+    that it came in, and what is sent is held until the send is waited for: at the end of the step, or by 1F1B once the
+    next is to be sent, the last output of its warm-up aside.
     """
     stage, size = chain.stage, chain.output_bytes
+    sends_last = _sends_last(conventions, structure)
     begin: list[Node] = []
     end: list[Node] = []
     if half != "weight":
-        if conventions.stage_keeps_output and not _sends_last(conventions, structure):
-            begin.append(Held("activations", -size * stage.onward))
+        if conventions.stage_keeps_output and not ((first and conventions.stage_keeps_buffers) or sends_last):
+            end.append(Held("activations", -size * stage.onward))
         if conventions.stage_keeps_buffers:
             begin.append(Held("activations", -size * (stage.onward + stage.hands_on)))
-            if first or _sends_last(conventions, structure):
+            if first or sends_last:
                 end.append(Held("activations", size * stage.back, "sent back"))
         end.append(Held("activations", -stage.take(chain.head.seed_bytes) * stage.heads))
         if conventions.step_keeps_logits and structure.pipelined:
             end.append(_logits(chain))  # a stage's output, which its backward has from the forward pass
+            end.append(Held("activations", LOSS_BYTES * stage.heads, "loss"))
         end.append(_send(chain, "backward", stage.back))
     if half != "input" and conventions.stage_keeps_buffers:
         end.append(Held("activations", size * (stage.onward + stage.hands_on)))
@@ -276,17 +282,13 @@ def _sends_last(conventions: Conventions, structure: Structure) -> bool:
     return conventions.stage_keeps_buffers and structure.schedule != "1f1b"
 
 
-def _sent(chain: Chain, conventions: Conventions, structure: Structure, num_microbatches: Any) -> tuple[Any, Held]:
-    """What sends still held at the end of a step lets go: how often, and what."""
-    stage, size = chain.stage, chain.output_bytes
-    if _sends_last(conventions, structure):
-        return num_microbatches, Held("activations", -size * (stage.onward + stage.back))
-    return 1, Held("activations", -size * stage.back * conventions.stage_keeps_buffers)
-
-
-def _where(presence: Any, node: Node) -> list[Node]:
-    """The node, unless it is never there."""
-    return [node] if isinstance(presence, np.ndarray) or presence else []
+def _let_go(chain: Chain, conventions: Conventions, structure: Structure) -> tuple[Held, Held]:
+    """What goes at the end of a step, of each micro-batch and once: losses, and what sends still hold."""
+    stage = chain.stage
+    sent = chain.output_bytes * (stage.onward + stage.back) * conventions.stage_keeps_buffers
+    lost = LOSS_BYTES * stage.heads * (conventions.step_keeps_logits and structure.pipelined)
+    last = _sends_last(conventions, structure)
+    return Held("activations", -sent * last - lost), Held("activations", -sent * (not last))
 
 
 def _send(chain: Chain, phase: Any, presence: Any) -> Collective:
