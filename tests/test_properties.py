@@ -29,6 +29,7 @@ from nanum.search.rank import Question, exact_times, read
 
 SIZES = (*BODY_FIELDS, "pp")
 MEGATRON, TORCHTITAN, TORCH = (engines.load(name) for name in ("megatron", "torchtitan", "torch"))
+ZERO_STAGES = {"megatron": (0, 1, 2, 3), "torchtitan": (3,), "torch": (0, 1, 3)}
 quick = settings(max_examples=40)
 
 
@@ -78,7 +79,7 @@ class Case:
 def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Structure]:
     engine = draw(st.sampled_from((MEGATRON, TORCHTITAN, TORCH)))
     structure = Structure(
-        zero=draw(st.sampled_from((0, 1, 2, 3))) if engine is MEGATRON else 3,
+        zero=draw(st.sampled_from(ZERO_STAGES[engine.name])),
         reshard=draw(st.booleans()),
         tensor=draw(st.sampled_from(("tensor", "sequence"))) if tp else "none",
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
@@ -86,6 +87,7 @@ def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Stru
         pipelined=pp,
         attention=draw(st.sampled_from(("flash", "eager"))),
         compile=draw(st.booleans()),
+        grad_sync=draw(st.sampled_from(("each", "last"))) if engine is TORCH else "each",
     )
     return engine, structure
 
