@@ -17,6 +17,7 @@ from nanum.account.step_time import stage_bound
 from nanum.account.traffic import flops, traffic
 from nanum.build import BODY_FIELDS, body_space, build
 from nanum.cluster import load as load_cluster
+from nanum.conventions import ITEMSIZE
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
@@ -196,7 +197,7 @@ def test_a_hundred_thousand_stages(engine: Engine) -> None:
 @given(cases(most=3))
 def test_a_step_leaves_what_it_found(case: Case) -> None:
     for step in case.steps():
-        resident, after = held_after(step.resident), held_after(step.program)
+        resident, after = held_after(step.before_update[:2]), held_after(step.program)  # with the batch's token ids
         for category in {**after, **resident}:
             assert after.get(category, 0) == resident.get(category, 0), category
 
@@ -259,7 +260,8 @@ def test_stages_sum_to_the_whole(case: Case, tied: bool) -> None:
         # one data rank: nothing is stored split
         alone = replace(layout, dp_replicate=1, dp_shard=1)
         held = held_after(build(model, case.job, alone, case.engine, stage).resident)["params"]
-        elements = held // (2 if case.engine is MEGATRON else 4)
+        conventions = case.engine.conventions(model, case.job, layout.structure)
+        elements = held // ITEMSIZE[conventions.numerics.param_dtype]
         layers = case.engine.layers_of_stage(model.num_hidden_layers, pp, stage)
         total += tp * elements - (tp - 1) * replicated(model, first=stage == 0, last=stage == pp - 1, layers=layers)
     copies = model.vocab_size * model.hidden_size * (tied and pp > 1)
