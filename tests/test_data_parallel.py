@@ -94,6 +94,20 @@ def test_the_first_rank_is_the_one_meant_where_none_is_named() -> None:
     assert held_after(named.resident) == held_after(alone.resident)
 
 
+@pytest.mark.parametrize("sync", ["each", "last"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("zero", "axis"), [(0, "dp_replicate"), (1, "dp_shard"), (3, "dp_shard")])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_of_several_micro_batches_leaves_what_it_found(
+    precision: str, zero: int, axis: str, tied: bool, sync: Any
+) -> None:
+    """Under tensor parallelism, where gradients are views into larger ones."""
+    layout = Layout(**{axis: 2}, tp=2, structure=Structure(zero=zero, tensor="sequence", grad_sync=sync))
+    of = step(replace(LLAMA, tie_word_embeddings=tied), layout, m=3, precision=precision)
+    found, left = held_after(of.before_update[:2]), held_after(of.program)
+    assert {category: size for category, size in left.items() if size} == found
+
+
 def test_ddp_holds_a_copy_of_all_gradients_in_its_buckets() -> None:
     one, two = (held_after(step(LLAMA, Layout(dp_replicate=n, structure=Structure(zero=0))).resident) for n in (1, 2))
     assert two["buffers"] - one["buffers"] == one["params"] == two["params"]
