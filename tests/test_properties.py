@@ -17,6 +17,7 @@ from nanum.account.step_time import stage_bound
 from nanum.account.traffic import flops, traffic
 from nanum.build import BODY_FIELDS, body_space, build
 from nanum.cluster import load as load_cluster
+from nanum.conventions import ITEMSIZE
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
@@ -29,6 +30,7 @@ from nanum.search.rank import Question, exact_times, read
 
 SIZES = (*BODY_FIELDS, "pp")
 MEGATRON, TORCHTITAN, TORCH = (engines.load(name) for name in ("megatron", "torchtitan", "torch"))
+ZERO_STAGES = {"megatron": (0, 1, 2, 3), "torchtitan": (3,), "torch": (0, 1, 3)}
 quick = settings(max_examples=40)
 
 
@@ -78,7 +80,7 @@ class Case:
 def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Structure]:
     engine = draw(st.sampled_from((MEGATRON, TORCHTITAN, TORCH)))
     structure = Structure(
-        zero=draw(st.sampled_from((0, 1, 2, 3))) if engine is MEGATRON else 3,
+        zero=draw(st.sampled_from(ZERO_STAGES[engine.name])),
         reshard=draw(st.booleans()),
         tensor=draw(st.sampled_from(("tensor", "sequence"))) if tp else "none",
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
@@ -86,6 +88,7 @@ def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Stru
         pipelined=pp,
         attention=draw(st.sampled_from(("flash", "eager"))),
         compile=draw(st.booleans()),
+        grad_sync=draw(st.sampled_from(("each", "last"))) if engine is TORCH else "each",
     )
     return engine, structure
 
@@ -257,7 +260,8 @@ def test_stages_sum_to_the_whole(case: Case, tied: bool) -> None:
         # one data rank: nothing is stored split
         alone = replace(layout, dp_replicate=1, dp_shard=1)
         held = held_after(build(model, case.job, alone, case.engine, stage).resident)["params"]
-        elements = held // (2 if case.engine is MEGATRON else 4)
+        conventions = case.engine.conventions(model, case.job, layout.structure)
+        elements = held // ITEMSIZE[conventions.numerics.param_dtype]
         layers = case.engine.layers_of_stage(model.num_hidden_layers, pp, stage)
         total += tp * elements - (tp - 1) * replicated(model, first=stage == 0, last=stage == pp - 1, layers=layers)
     copies = model.vocab_size * model.hidden_size * (tied and pp > 1)

@@ -8,12 +8,14 @@ ZeroRedundancyOptimizer in DDP, and without ZeRO several data ranks are DDP.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from nanum.cluster import Cluster
 from nanum.conventions import ITEMSIZE, RING, Conventions, Kept, Numerics
 from nanum.engines import pipelining
 from nanum.engines.engine import Engine, eager_rule, fsdp_numerics, weighed_layers, zero_rule
 from nanum.job import Job
-from nanum.layout import Structure
+from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
 
@@ -52,6 +54,13 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
     )
 
 
+def _backwards_in_a_row(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+    """Does a stage's first backward in DDP have another one after it, without a forward pass between?"""
+    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
+    in_a_row = {"gpipe": m > 1, "1f1b": (m > 1) & (m <= layout.pp)}.get(layout.structure.schedule, False)
+    return in_a_row & (layout.pp > 1) & (layout.structure.zero < 3) & (layout.data_ranks > 1)
+
+
 RULES = (
     Rule(
         "torch's context parallelism is with FSDP2",
@@ -80,6 +89,26 @@ RULES = (
         ),
     ),
     *pipelining.RULES,
+    Rule(
+        "DDP around tensor parallelism loses gradients in a pipeline",
+        lambda model, job, cluster, layout: (
+            (layout.pp > 1) & (layout.tp > 1) & (layout.structure.zero < 3) & (layout.data_ranks > 1)
+        ),
+        lambda model, job, cluster, layout: (
+            f"zero={layout.structure.zero} with tp={layout.tp} and pp={layout.pp}: PyTorch 2.13's DDP takes the place of "
+            "tensor-parallel weights in each forward pass, and gradients of all passes in flight but one are lost: use "
+            "--zero 3"
+        ),
+    ),
+    Rule(
+        "DDP fails where a pipeline's first two backwards follow each other",
+        _backwards_in_a_row,
+        lambda model, job, cluster, layout: (
+            f"schedule={layout.structure.schedule} with pp={layout.pp} has a stage whose first two backwards come in a "
+            f"row, and PyTorch 2.13's DDP then fails as it rebuilds its buckets: use 1f1b with more than {layout.pp} "
+            "micro-batches, or --zero 3"
+        ),
+    ),
 )
 
 TORCH = Engine(

@@ -37,6 +37,7 @@ TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.2  # after a failure, for an earlier one to be read
 LOST_PEER_SETTLE_SECONDS = 2.0  # after a rank says that it lost another, for that one's death to be seen
 STACKS_SECONDS = 0.5  # for a rank that hangs to print where it is, under NANUM_DEBUG=1
+LEAST_WORK = 0.01  # of a processor: a rank that sleeps, its library's threads with it, uses less
 LAST_LINES, LONGEST_LINE = 8, 200  # of what a rank printed before it died, that the message repeats
 
 DIED, RAISED, LOST_PEER = range(3)  # what is the cause of what, the cause first
@@ -54,7 +55,8 @@ def run_ranks(entry: Callable[[int, Pulse, Path], Any], ranks: int, *, patience_
 
     `pulse.beat(text)` says what a rank is about to do, `pulse.progress` how far the run is. `folder` is the run's own
     and gone afterwards; the ranks meet in it (`nanum.live.launch.join`). A run hangs when none of its ranks has beaten
-    for `patience_seconds`: one that computes for longer must beat meanwhile. What ranks print is not shown.
+    for `patience_seconds`: one that computes for longer must beat meanwhile, though on a busy machine it is given that
+    much of a processor's time. What ranks print is not shown.
 
     To be called from the main thread, and before torch has computed anything: its threads do not survive a fork.
 
@@ -147,7 +149,8 @@ def _first(failures: list[_Failure]) -> _Failure:
 def _watch(started: list[_Rank], board: Board, patience_seconds: float) -> None:
     """Returns when all ranks are done. Raises for the first that never will be."""
     running = {rank.number: rank for rank in started}
-    moved = time.monotonic()
+    moved, since = time.monotonic(), 0.0
+    before: dict[int, float] = {}  # what ranks had worked when one of them last moved
     with selectors.DefaultSelector() as reports:
         for rank in started:
             reports.register(rank.report, selectors.EVENT_READ, rank)
@@ -161,10 +164,30 @@ def _watch(started: list[_Rank], board: Board, patience_seconds: float) -> None:
             now = time.monotonic()
             beats = [board.read(number).monotonic_seconds for number in running]
             moved = max(now if len(running) < count else moved, *beats, 0.0)
-            if now > moved + patience_seconds:
+            worked = {number: _processor_seconds(rank.pid) for number, rank in running.items()}
+            if moved > since:
+                since, before = moved, worked
+            if now > moved + patience_seconds and not _waits_its_turn(before, worked, now - moved, patience_seconds):
                 raise RankFailed(_hang(running, started, board))
             if _orphaned():  # Linux tells by a signal
                 raise SystemExit(128 + signal.SIGTERM)
+
+
+def _waits_its_turn(
+    before: Mapping[int, float], worked: Mapping[int, float], seconds: float, patience_seconds: float
+) -> bool:
+    """Whether a rank works, but on a machine so busy that it has not had `patience_seconds` of a processor yet."""
+    used = [now - before.get(number, now) for number, now in worked.items()]
+    return any(LEAST_WORK * seconds < mine < patience_seconds for mine in used)
+
+
+def _processor_seconds(pid: int) -> float:
+    """What Linux says that a process has worked, all its threads; 0 elsewhere."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _ended(running: dict[int, _Rank], reports: selectors.BaseSelector) -> list[_Failure]:

@@ -43,6 +43,7 @@ def linear(
             t.emit("db_" + name, (summed,), (db,))
             t.set_weight_grad(b, db)
         t.frame(*node)
+        t.frame(dw)  # which lives as long, though it be added into an earlier one
         t.add_grad(x, dx)
         t.set_weight_grad(w, dw)
 

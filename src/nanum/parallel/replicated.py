@@ -120,7 +120,7 @@ class Replicated:
                 leave.append(copy("accumulate", "backward", u.grads_bytes, self.conventions.numerics.grad_dtype))
             if adds and half == "weight":
                 leave.append(Held("grads", -u.grads_bytes))
-            elif half != "input":
+            elif first and half != "input":
                 leave.append(Held("grads", -self._beyond(u) * self._ddp))
             if u.tp_sum is not None and half != "input":
                 leave.append(u.tp_sum.times(self._ddp))
