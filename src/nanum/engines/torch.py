@@ -95,9 +95,9 @@ RULES = (
             (layout.pp > 1) & (layout.tp > 1) & (layout.structure.zero < 3) & (layout.data_ranks > 1)
         ),
         lambda model, job, cluster, layout: (
-            f"zero={layout.structure.zero} with tp={layout.tp} and pp={layout.pp}: PyTorch 2.13's DDP takes the place of "
-            "tensor-parallel weights in each forward pass, and gradients of all passes in flight but one are lost: use "
-            "--zero 3"
+            f"zero={layout.structure.zero} with tp={layout.tp} and pp={layout.pp}: PyTorch 2.13's DDP replaces "
+            "tensor-parallel weights at each forward pass, and of all passes in flight but one loses the gradients: "
+            "use --zero 3"
         ),
     ),
     Rule(
