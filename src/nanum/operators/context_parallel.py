@@ -138,7 +138,7 @@ def _round(t: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     gathered, their pieces taken in turn, or passed on one by one.
     """
     t.emit("contiguous", (k, v), (own := _pair(k),))
-    t.emit("cat", (own,), (flat := _pair(k),))
+    t.emit("cat", (k, v), (flat := _pair(k),))
     if t.conventions.ring_gathers:
         (gather,) = reshard(flat, _whole_rows(flat))[1]
         t.exchange(gather.kind, gather.axes, flat, gather.after)  # pieces one after the other, not put in order
