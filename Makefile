@@ -27,10 +27,10 @@ lint: $(DEV) ## style, types, and who may import whom
 	$(BIN)/lint-imports
 
 test: lint ## everything that takes minutes
-	$(BIN)/pytest -q -n auto -m "not slow"
+	$(BIN)/pytest -q -n auto --dist loadgroup -m "not slow"
 
 test-all: lint ## and what takes longer
-	$(BIN)/pytest -q -n auto
+	$(BIN)/pytest -q -n auto --dist loadgroup
 
 bench: $(DEV) ## how fast the readers are, and a plan from a cold start
 	@$(BIN)/python -m bench

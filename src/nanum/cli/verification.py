@@ -62,6 +62,10 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
     layout = replace(layout, structure=replace(layout.structure, grad_sync=sync))
     job = _job(reader, model, layout)
     steps = reader.whole("steps", STEPS)
+    if steps < STEPS:
+        reader.reasons.append(
+            f"--steps {steps}: at least {STEPS}, of which the third is counted and the fourth watched"
+        )
     cap = _megabytes(reader)
     if reader.unread or reader.none_left or model is None or ranks is None:
         raise Refused(reader.reasons)

@@ -34,7 +34,7 @@ from nanum.live.allocations import Allocations, allocations, storage_bytes
 from nanum.live.counting import Ledger, counted_backend
 from nanum.live.pulse import Pulse
 from nanum.live.question import Question, read
-from nanum.live.reference import differences, reference
+from nanum.live.reference import Reference, differences, reference
 from nanum.live.supervisor import RankFailed, run_ranks
 from nanum.live.training import Trainer, trainer
 from nanum.live.wire import received_bytes
@@ -54,12 +54,12 @@ class Rank:
         """Train, count, and say what was found."""
         asked, place = self.asked, self.asked.coordinates(self.rank)
         mesh = mesh_of(asked)
-        alone = reference(asked, self.pulse.beat)
+        alone = Reference([], {})
+        if not any(index for axis, index in place.items() if axis != "pp"):  # the first rank of each stage compares
+            alone = reference(asked, self.pulse.beat)
         gc.collect()
         answer: dict[str, Any] = {"rank": self.rank, "place": place, "reference_losses": alone.losses}
         answer["parameters"] = list(alone.gradients)
-        if sum(place[axis] for axis in place if axis != "pp"):
-            alone.gradients.clear()  # the first rank of each stage compares
         self.ledger.settling = True
         with allocations() as held:
             made = trainer(asked, place, mesh, self.ledger)

@@ -1,0 +1,86 @@
+"""The parts of `verify` that need no run: models made smaller, gloo's bytes, files written whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanum import files
+from nanum.errors import Refused
+from nanum.model import load
+from nanum.model.presets import presets
+from nanum.model.scale import scaled
+from nanum.verify.gloo import received_bytes
+
+MODELS = [preset.name for preset in presets()]
+
+
+@given(st.sampled_from(MODELS), st.integers(1, 6), st.sampled_from([64, 96, 128, 192, 256, 384]), st.integers(8, 4096))
+def test_a_smaller_model_keeps_its_proportions(name: str, layers: int, hidden: int, vocab: int) -> None:
+    model = load(name)
+    groups = model.attention.num_attention_heads // model.attention.num_key_value_heads
+    if hidden % (2 * groups) or hidden < 8 * groups:
+        with pytest.raises(Refused, match=f"--hidden {hidden}"):
+            scaled(model, layers=layers, hidden=hidden, vocab=vocab)
+        return
+    small = scaled(model, layers=layers, hidden=hidden, vocab=vocab)
+    a, b = model.attention, small.attention
+    assert (small.num_hidden_layers, small.hidden_size, small.vocab_size) == (layers, hidden, vocab)
+    assert b.num_attention_heads * b.head_dim == hidden
+    assert b.num_attention_heads // b.num_key_value_heads == a.num_attention_heads // a.num_key_value_heads
+    assert (small.norm, small.position, small.mlp.gated) == (model.norm, model.position, model.mlp.gated)
+    wanted = model.mlp.intermediate_size * hidden / model.hidden_size
+    assert abs(small.mlp.intermediate_size - wanted) <= 8
+    assert b.dropout == small.hidden_dropout == 0.0
+
+
+def test_unscaled_is_the_same_but_for_dropout() -> None:
+    model = load("llama-3.1-8b")
+    assert scaled(model) == model
+    assert scaled(load("gpt2")).hidden_dropout == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "received"),
+    [
+        # Measured on loopback sockets, of a buffer of 16 MiB: facts that a ring and its exceptions explain.
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 4, 1.5),
+        ("all_gather", 2, 0.5),
+        ("all_gather", 4, 0.75),
+        ("all_to_all", 4, 0.75),
+        ("reduce_scatter", 2, 1.0),  # twice the ideal
+        ("reduce_scatter", 4, 1.5),
+        ("send", 2, 1.0),
+    ],
+)
+def test_what_gloo_brings_to_a_rank(kind: str, ranks: int, received: float) -> None:
+    assert received_bytes(kind, 16 << 20, ranks) == received * (16 << 20)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    files.write_whole(file, "one", force=False)
+    with pytest.raises(Refused, match="is there already"):
+        files.write_whole(file, "two", force=False)
+    assert file.read_text() == "one"
+    files.write_whole(file, "two", force=True)
+    assert file.read_text() == "two"
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(Refused, match="No such file"):
+        files.write_whole(tmp_path / "nowhere" / "a.toml", "one", force=False)
+    with pytest.raises(Refused, match="is a folder"):
+        files.write_whole(tmp_path, "one", force=True)
+
+
+def test_what_cannot_be_written_is_not_left_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(Refused, match="No space left"):
+        files.write_whole(tmp_path / "a.toml", "one", force=False)
+    assert list(tmp_path.iterdir()) == []
