@@ -25,7 +25,6 @@ from nanum.model import Attention, Mlp, Model
 from nanum.once import Once
 from nanum.parallel.pipeline import Step
 from nanum.prediction import parameters, predict
-from nanum.program import Repeat
 from nanum.search.candidates import candidates
 from nanum.search.rank import Question, exact_times, read
 
