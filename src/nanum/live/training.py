@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
@@ -190,6 +191,7 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
         )
         seed_weights(model, asked.seed)
         parts.append((index, parallelize(model, asked, mesh, ledger)))
+        tell_gathers_ahead(parts[-1][1], ledger)
     ids = share(asked, place, batch(asked))
     did: list[str] = []
     schedule = None
@@ -202,6 +204,13 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
     named = [pair for _, part in parts for pair in named_parameters(part)]
     optimizer = new_optimizer(asked, list({id(p): p for _, p in named}.values()), mesh)
     return Trainer(asked, ledger, parts, optimizer, ids, named, schedule, did)
+
+
+def tell_gathers_ahead(part: nn.Module, ledger: Ledger) -> None:
+    """A schedule of several stages a rank gathers a stage's weights between passes, for a forward pass to come."""
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            setattr(module, "unshard", ledger.during("forward")(module.unshard))  # noqa: B010 - on this module alone
 
 
 def new_optimizer(asked: Question, params: list[nn.Parameter], mesh: DeviceMesh | None) -> Any:
