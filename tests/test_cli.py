@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import Run
 
-COMMANDS = ("plan", "predict", "lesson", "models", "clusters")
+COMMANDS = ("plan", "predict", "verify", "lesson", "models", "clusters")
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 512,
@@ -108,7 +108,7 @@ NODE = "1x8xh100-sxm"
         pytest.param(
             ["predict", "gpt2", NODE, "--tp", "3"],
             [
-                "tp 3 = 3 ranks, which do not divide the cluster's 8 GPUs: none are left for --dp-shard",
+                "tp 3 = 3 ranks, which do not divide the 8 GPUs of the cluster: none are left for --dp-shard",
                 "tp=3 does not divide seq_len=1024",
             ],
             id="GPUs that do not divide",

@@ -217,7 +217,7 @@ def verify(
     ] = None,
     json: flags.AsJson = False,
 ) -> int:
-    """Train a small model under a layout with PyTorch's own engines, and compare what it exchanges and holds.
+    """Run a layout for real on a small model, and compare.
 
     \b
     Examples:
@@ -226,8 +226,9 @@ def verify(
       nanum verify llama-3.1-8b --layers 4 --hidden 128 --vocab 1000 --ranks 2 --pp 2 --schedule gpipe
       nanum verify --all
 
-    Loss and gradients are compared with one process's, exchanges row by row and byte by byte, bytes held with what
-    PyTorch allocated, and bytes sent with what came through the sockets. It needs the torch extra.
+    PyTorch's own engines train it. Loss and gradients are compared with one process's, exchanges row by row and byte by
+    byte with those predicted, bytes held with what PyTorch allocated, and bytes sent with what came through the
+    sockets. It needs the torch extra.
 
     Exit code: 0 where all is equal, 1 where something differs or a rank failed, 2 where the question cannot be asked.
     """

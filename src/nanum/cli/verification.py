@@ -57,7 +57,7 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
         except Refused as refused:
             reader.reasons.extend(refused.reasons)
     ranks = _ranks(reader)
-    layout = layout_of(reader, engine, ranks, micro_batch_size=DEFAULT_MICRO_BATCH_SIZE)
+    layout = layout_of(reader, engine, ranks, micro_batch_size=DEFAULT_MICRO_BATCH_SIZE, of="ranks")
     sync: Any = reader.choice("grad_sync", "each")
     layout = replace(layout, structure=replace(layout.structure, grad_sync=sync))
     job = _job(reader, model, layout)

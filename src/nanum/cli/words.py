@@ -144,15 +144,25 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     ), layout
 
 
-def layout_of(reader: Reader, engine: Engine | None, gpus: int | None, *, micro_batch_size: int = 1) -> Layout:
+def layout_of(
+    reader: Reader,
+    engine: Engine | None,
+    gpus: int | None,
+    *,
+    micro_batch_size: int = 1,
+    of: str = "GPUs of the cluster",
+) -> Layout:
     """The layout that the flags name on so many GPUs, by an engine's defaults. Reasons are left with the reader: one
     says where the axes leave no GPUs for `--dp-shard`.
     """
     sizes = {axis: reader.whole(axis, 1) for axis in ("dp_replicate", "cp", "tp", "pp")}
-    left = _gpus_left(reader, sizes, gpus)
+    takes = _takes_the_rest(reader, engine)
+    left = _gpus_left(reader, sizes, gpus, takes)
+    if takes == "dp_replicate":
+        sizes |= {"dp_replicate": left or 1}
     layout = Layout(
         **sizes,
-        dp_shard=reader.whole("dp_shard", left or 1),
+        dp_shard=reader.whole("dp_shard", 1 if takes == "dp_replicate" else left or 1),
         micro_batch_size=reader.whole("micro_batch_size", micro_batch_size),
         structure=_structure(reader, sizes, engine),
         rank_order=_rank_order(reader),
@@ -163,7 +173,7 @@ def layout_of(reader: Reader, engine: Engine | None, gpus: int | None, *, micro_
         reader.choice(name, "")
     if left is None and gpus is not None:
         reader.none_left = True
-        reader.reasons.append(_none_left(sizes, gpus))
+        reader.reasons.append(_none_left(sizes, f"the {gpus} {of}"))
     return layout
 
 
@@ -208,21 +218,30 @@ def _job(reader: Reader, model: Model | None) -> Job:
     return Job(seq_len=seq_len, global_batch_size=global_batch_size, **chosen)
 
 
-def _gpus_left(reader: Reader, sizes: Mapping[str, int], gpus: int | None) -> int | None:
-    """What `--dp-shard` takes when it is left out: None where the other axes do not divide the GPUs."""
+def _takes_the_rest(reader: Reader, engine: Engine | None) -> str:
+    """The axis that takes the GPUs that the others leave: `--dp-shard`, or where it would shard nothing, because ZeRO
+    is 0, plain data parallel.
+    """
+    zero = reader.word("zero") or (str(engine.default_zero) if engine is not None else "")
+    plain = zero == "0" and not reader.said("dp_replicate") and not reader.said("dp_shard")
+    return "dp_replicate" if plain else "dp_shard"
+
+
+def _gpus_left(reader: Reader, sizes: Mapping[str, int], gpus: int | None, takes: str) -> int | None:
+    """What that axis takes: None where the other axes do not divide the GPUs."""
     if gpus is None or reader.said("dp_shard"):
         return 1
     left, rest = divmod(gpus, prod(sizes.values()))
     if rest:
         return None
-    reader.defaults.append(f"dp_shard {left}")
+    reader.defaults.append(f"{takes} {left}" + (", since zero 0 shards nothing" if takes == "dp_replicate" else ""))
     return left
 
 
-def _none_left(sizes: Mapping[str, int], gpus: int) -> str:
+def _none_left(sizes: Mapping[str, int], gpus: str) -> str:
     product = " · ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
     ranks = f"{product} = {prod(sizes.values())} ranks"
-    return f"{ranks}, which do not divide the {gpus} that there are: none are left for --dp-shard"
+    return f"{ranks}, which do not divide {gpus}: none are left for --dp-shard"
 
 
 def _broken_rules(asked: Question, layout: Layout, *, without_world: bool) -> list[str]:

@@ -66,13 +66,13 @@ def _add(parameter: torch.nn.Parameter, grad: torch.Tensor) -> None:
 
 def differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
     """|g - g0| / |g0| of each gradient; one that is all but zero (a key's bias moves no softmax) is measured by a
-    hundredth of what all gradients of its size have.
+    tenth of what all gradients of its size have.
     """
     if not expected:
         return {}
     each = sum(float(g.square().sum()) for g in expected.values()) / sum(g.numel() for g in expected.values())
     return {
-        name: float((found[name] - g).norm()) / max(float(g.norm()), 1e-2 * (each * g.numel()) ** 0.5)
+        name: float((found[name] - g).norm()) / max(float(g.norm()), 0.1 * (each * g.numel()) ** 0.5)
         for name, g in expected.items()
         if name in found
     }
