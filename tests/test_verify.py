@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,7 +152,7 @@ def test_every_other_check_can_fail(answers: Answers) -> None:
     assert with_answer(lambda rank: rank["memory"].update(params=1)) == {"memory"}
 
 
-def test_a_mismatch_is_shown_side_by_side(answers: Answers, nanum: Run, tmp_path: Any) -> None:
+def test_a_mismatch_is_shown_side_by_side(answers: Answers, nanum: Run, tmp_path: Path) -> None:
     """The command compares an answer that it is given: one row of it is changed."""
     name = "fsdp 2"
     answer = copy.deepcopy(answers[name])
@@ -225,6 +229,19 @@ def test_a_launch_is_the_same_question(nanum: Run) -> None:
     question = json.loads(found.stdout[begin : found.stdout.rindex("}'") + 1])
     assert len(question["questions"]) == 1
     assert question["questions"][0]["layout"]["dp_shard"] == 2
+
+
+@pytest.mark.slow
+def test_a_launch_by_torchrun_is_the_same_run(nanum: Run, tmp_path: Path) -> None:
+    """The command that --print-launch prints, on one machine, and its answer compared."""
+    words = ["verify", "--ranks", "2", "--zero", "3", "--layers", "1"]
+    command = nanum(*words, "--print-launch").stdout.splitlines()[-1].split(" --question ")[1]
+    question = shlex.split(command)[0]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    worker = ["-m", "nanum.live.worker", "--question", question, "--answer", str(tmp_path / "answer.json")]
+    subprocess.run([*launch, *worker], check=True, timeout=300, capture_output=True)
+    found = nanum(*words, "--answer", str(tmp_path / "answer.json"))
+    assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.slow

@@ -183,8 +183,8 @@ def memory_of(held: Allocations) -> dict[str, Any]:
     }
 
 
-def run_rank(asked: Question, rank: int, pulse: Pulse, folder: Path) -> dict[str, Any]:
-    """One rank of one question: what it lost, exchanged and held."""
+def run_rank(asked: Question, rank: int, pulse: Pulse, folder: Path) -> list[dict[str, Any]]:
+    """One rank of one question: what it lost, exchanged and held. Of a launch, what all ranks did."""
     torch.set_num_threads(1)
 
     def tell(text: str, group: Sequence[int]) -> None:
@@ -195,7 +195,12 @@ def run_rank(asked: Question, rank: int, pulse: Pulse, folder: Path) -> dict[str
     launch.join(rank, asked.layout.world, folder, backend)
     try:
         one = Rank(asked, rank, ledger, pulse)
-        return one.run() if asked.checks else one.timed()
+        mine = one.run() if asked.checks else one.timed()
+        if not launch.launched():
+            return [mine]
+        found: list[Any] = [None] * asked.layout.world
+        dist.all_gather_object(found, mine)
+        return found
     finally:
         dist.destroy_process_group()
 
@@ -206,10 +211,13 @@ def run_here(questions: Sequence[Question]) -> list[dict[str, Any]]:
     for i, asked in enumerate(questions):
         print(f"progress {i} {len(questions)} {asked.name}", file=sys.stderr, flush=True)
 
-        def entry(rank: int, pulse: Pulse, folder: Path, asked: Question = asked) -> dict[str, Any]:
+        def entry(rank: int, pulse: Pulse, folder: Path, asked: Question = asked) -> list[dict[str, Any]]:
             return run_rank(asked, rank, pulse, folder)
 
-        answers.append(answer_of(run_ranks(entry, asked.layout.world)))
+        try:
+            answers.append(answer_of([mine for (mine,) in run_ranks(entry, asked.layout.world)]))
+        except RankFailed as failed:
+            raise RankFailed(f"{asked.name}: {failed}") from None
     return answers
 
 
@@ -223,16 +231,11 @@ def run_launched(asked: Question, path: Path) -> None:
     if ranks != asked.layout.world:
         raise Refused(f"{ranks} ranks were launched, and the layout has {asked.layout.world}")
 
-    def entry(rank: int, pulse: Pulse, folder: Path) -> list[Any]:
-        mine = run_rank(asked, rank, pulse, folder)
-        launch.join(rank, ranks, folder)
-        found: list[Any] = [None] * ranks
-        dist.all_gather_object(found, mine)
-        dist.destroy_process_group()
-        return found
+    def entry(rank: int, pulse: Pulse, folder: Path) -> list[dict[str, Any]]:
+        return run_rank(asked, rank, pulse, folder)
 
     found = launch.run_launched(entry)
-    if found[0]["rank"] == 0 and launch.is_first():
+    if launch.is_first():
         write_whole(path, json.dumps({"answers": [answer_of(found)]}), force=True)
 
 
