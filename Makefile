@@ -32,7 +32,7 @@ test: lint ## everything that takes minutes
 test-all: lint ## and what takes longer
 	$(BIN)/pytest -q -n auto --dist loadgroup
 
-bench: $(DEV) ## how fast the readers are, and a plan from a cold start
+bench: $(DEV) ## how fast the readers are, a plan from a cold start, and predicted beside measured steps (minutes)
 	@$(BIN)/python -m bench
 
 wheel: $(LIGHT) ## build dist/nanum-*.whl

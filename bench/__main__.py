@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
+from bench.closed_loop import closed_loop
 from bench.readers import readers
 from bench.startup import commands
-from bench.timing import Result
 
-BENCHMARKS: dict[str, Callable[[], Iterable[Result]]] = {"startup": commands, "readers": readers}
+BENCHMARKS: dict[str, Callable[[], Iterable[object]]] = {
+    "startup": commands,
+    "readers": readers,
+    "closed_loop": closed_loop,
+}
 
 
 def main(names: list[str]) -> None:
@@ -17,7 +21,7 @@ def main(names: list[str]) -> None:
         sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(BENCHMARKS)}")
     for name in names or BENCHMARKS:
         for result in BENCHMARKS[name]():
-            print(result)
+            print(result, flush=True)
 
 
 main(sys.argv[1:])

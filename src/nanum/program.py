@@ -14,18 +14,24 @@ import numpy as np
 
 Quantity = Any  # int | float | np.ndarray: one number, or one for each of many layouts
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
+Operands = Literal["nt", "nn", "tn", "tt"]
 Category = Literal["params", "grads", "optimizer_states", "activations", "buffers"]
 
 
 DATA_STREAM = "data"
 """Gathers of weights and reductions of gradients: what the compute awaits by a ticket."""
+REDUCER_STREAM = "reducer"
+"""DDP's buckets: beside the compute also where a device has no streams, since threads of the host carry them out."""
+AWAITED_STREAMS = (DATA_STREAM, REDUCER_STREAM)
 PIPELINE_STREAM = "pipeline"
 """Sends between stages: the schedule's recurrence waits for them, not the stage."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Compute:
-    """One kernel. `shape` is (m, n, k) of a matmul, and () of anything else; `bytes_moved` are read and written."""
+    """One kernel. `bytes_moved` are read and written. `shape` is (m, n, k) of a matmul, (rows, sequence, head) of flash
+    attention, where a row is a head of a sequence, and () of anything else.
+    """
 
     name: str
     phase: Phase
@@ -34,6 +40,7 @@ class Compute:
     dtype: str
     shape: tuple[Quantity, ...] = ()
     attention: bool = False  # a flash kernel: no matmul of one shape, and not bound by memory
+    operands: Operands = "nt"  # of a matmul: how they lie in memory
 
 
 @dataclass(frozen=True, eq=False, slots=True)

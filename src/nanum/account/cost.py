@@ -1,8 +1,10 @@
 """Seconds of one kernel or one exchange on a cluster. Sizes are ints, or arrays over many layouts of one structure.
 
-A matmul is a roofline whose rate depends on its shape; anything else is bound by memory, save attention; no kernel is
-shorter than a launch. An exchange pays a latency for each hop and its bytes at the bandwidth of the link, inside the
-node, between nodes, or both. The coefficients are in `data/measured/cost.toml`, each with its source.
+What was measured on the cluster itself is read off its grids (`account.grids`). For the rest, a matmul is a roofline
+whose rate depends on its shape; anything else is bound by memory, save attention; no kernel is shorter than a launch.
+An exchange pays a latency for each hop and its bytes at the bandwidth of the link, inside the node, between nodes, or
+both; where such exchanges were measured, that is put right by how far it was off there. The coefficients are in
+`data/measured/cost.toml`, each with its source.
 """
 
 from __future__ import annotations
@@ -16,16 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from nanum.account.exchanges import Corrections, modelled
+from nanum.account.grids import Grids, said_of
 from nanum.cluster import Cluster, Link
 from nanum.cluster import Quantity as Stated
-from nanum.collectives import ring_steps, tree_steps, wire_bytes
 from nanum.layout import Layout
-from nanum.program import Collective, Compute, Quantity
+from nanum.program import AWAITED_STREAMS, DATA_STREAM, Collective, Compute, Quantity
 
 TILE_AREA = 128 * 256  # the output tile that `matmul.tile` was fitted with
-
-NEIGHBOUR = ("send", "permute")
-"""Kinds that go from one rank to the next, over one link; in a group on several nodes, some next rank is elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,26 @@ class Cost:
     _smaller: dict[tuple[int, int], Cost] = field(default_factory=dict, repr=False)
     _placements: dict[tuple[str, ...], Placement] = field(default_factory=dict, repr=False)
     _rates: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
+    _stood_in: set[str] = field(default_factory=set, repr=False)  # subjects of kernels that were not measured
+    _grids: Grids = field(init=False, repr=False)
+    _corrections: Corrections = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        above = self._parent[0] if self._parent else None
+        grids = above._grids if above else Grids(self.cluster.measured)
+        corrections = above._corrections if above else Corrections(self.cluster)
+        if above:  # what has been asked is one list
+            object.__setattr__(self, "_rates", above._rates)
+            object.__setattr__(self, "_stood_in", above._stood_in)
+        object.__setattr__(self, "_grids", grids)
+        object.__setattr__(self, "_corrections", corrections)
 
     def over(self, at: np.ndarray, size: int) -> Cost:
         """The cost in the smaller space of a repeat's body, of `size` places, of which `at[i]` is layout i's."""
         if (id(at), size) not in self._smaller:
             first = np.zeros(size, dtype=np.int64)  # a layout at each place
             first[at[::-1]] = np.arange(len(at))[::-1]
-            smaller = Cost(self.cluster, self.layout, self.coefficients, (self, at, first), _rates=self._rates)
+            smaller = Cost(self.cluster, self.layout, self.coefficients, (self, at, first))
             self._smaller[id(at), size] = smaller  # keeps `at` alive, and so its id its own
         return self._smaller[id(at), size]
 
@@ -146,7 +159,7 @@ class Cost:
 
         A matmul of m n k = flops / 2 (a batch of them counts all its tiles) takes flops / sustained * (1 + depth / k)
         * (1 + tile * multiprocessors * TILE_AREA * 2k / flops), or its memory time if that is longer.
-        A flash attention kernel counts causal FLOPs.
+        A flash attention kernel counts causal FLOPs. A kernel that was measured on the cluster takes what it took.
 
         Raises:
             ValueError: the chip states no rate for the node's dtype.
@@ -156,17 +169,23 @@ class Cost:
         return self._seconds[node]
 
     def _compute_seconds(self, node: Compute) -> Quantity:
+        works = (node.flops > 0) | (node.bytes_moved > 0)
+        measured = self._grids.kernel_seconds(node, self.cluster.gpus_per_node)
+        return (self._modelled_seconds(node) if measured is None else measured) * works
+
+    def _modelled_seconds(self, node: Compute) -> Quantity:
         known, chip = self.coefficients, self.cluster.chip
+        self._stood_in.update(("memory", *(["attention"] if node.attention else ["matmul"] if node.shape else [])))
         seconds = node.bytes_moved / (chip.memory_bytes_per_second.value * known.memory_efficiency.value)
-        if node.shape:
+        if node.attention:
+            direction = "backward" if node.phase == "backward" else "forward"
+            seconds = np.maximum(node.flops / self._rate(node.dtype)[direction], seconds)
+        elif node.shape:
             k = node.shape[2]
             unfilled = 2 * known.matmul_tile.value * chip.multiprocessors.value * TILE_AREA * k
             busy = (node.flops + unfilled) * (1 + known.matmul_depth.value / k) / self._rate(node.dtype)["matmul"]
             seconds = np.maximum(busy, seconds)
-        elif node.attention:
-            direction = "backward" if node.phase == "backward" else "forward"
-            seconds = np.maximum(node.flops / self._rate(node.dtype)[direction], seconds)
-        return np.maximum(seconds, known.launch_seconds.value) * ((node.flops > 0) | (node.bytes_moved > 0))
+        return np.maximum(seconds, known.launch_seconds.value)
 
     def _rate(self, dtype: str) -> dict[str, float]:
         """FLOPs a second of an endless matmul and of attention forward and backward."""
@@ -234,10 +253,7 @@ class Cost:
     def collective_seconds(self, node: Collective) -> Quantity:
         """Seconds of an exchange: `calls`, each of which pays the latency, and `payload_bytes` in all of them.
 
-        Alpha-beta by tier. Across nodes a ring is hierarchical: each of a node's k ranks carries 1/k of what leaves the
-        node, while the ranks of the node share theirs over the inner link; both run at once (NCCL's channels do). Small
-        messages go round the ring of a node and through a tree of nodes. An all-to-all sends each piece straight to
-        its rank.
+        As `exchanges.modelled`, put right by what was measured of its kind on this cluster.
 
         Raises:
             ValueError: the kind or an axis is unknown.
@@ -247,34 +263,70 @@ class Cost:
         return self._seconds[node]
 
     def _collective_seconds(self, node: Collective) -> Quantity:
-        where, size, payload = self.placement(node.axes), node.group_size, node.payload_bytes
+        where, size = self.placement(node.axes), node.group_size
         # Some groups are a part of their axes (the two ends of a pipeline), so the placement is cut to the group.
         nodes = np.minimum(where.nodes, size)
         members = np.minimum(where.members, -(-size // nodes))
-        inner, outer = self.cluster.intra_node, self.cluster.inter_node
-        hops_within, hops_between = ring_steps(node.kind, members), tree_steps(node.kind, nodes)
-        within, between = wire_bytes(node.kind, payload, members), wire_bytes(node.kind, payload, nodes)
-        if node.kind == "all_to_all":
-            within, between = payload * (members - 1) / size, payload * (size - members) / size
-        elif node.kind in NEIGHBOUR:
-            within, hops_within = within * (nodes == 1), hops_within * (nodes == 1)
-        else:
-            between = between / members
-        one_way = np.maximum(within / _bandwidth(inner), between / _bandwidth(outer))
-        latency = hops_within * inner.latency_seconds.value + hops_between * outer.latency_seconds.value
-        return node.calls * latency + one_way
+        seconds = modelled(self.cluster, node.kind, node.payload_bytes, node.calls, members, nodes, size)
+        if not self.cluster.measured.exchanges:
+            return seconds
+        of_call = node.payload_bytes / np.maximum(node.calls, 1)
+        return seconds * self._corrections.factor(node.kind, of_call, size, nodes)
+
+    # Beside each other.
+
+    def stream(self, node: Collective) -> str | None:
+        """The stream that an exchange runs on here. A device without streams of its own waits for what an engine puts
+        on one; what threads of the host carry out (DDP's buckets, sends between stages) still runs beside it.
+        """
+        return None if node.stream == DATA_STREAM and not self.cluster.measured.streams else node.stream
+
+    def streamed_seconds(self, node: Collective) -> Quantity:
+        """Seconds of an exchange on a stream, with compute beside it."""
+        beside = self.cluster.measured.beside
+        seconds = self.collective_seconds(node)
+        return seconds if beside is None else seconds * beside.exchange.value
+
+    def stolen_seconds(self, node: Collective) -> Quantity:
+        """What compute loses while such an exchange runs: it does the work of 1/c seconds in one, where it takes c
+        times as long beside an exchange.
+        """
+        beside = self.cluster.measured.beside
+        if beside is None or node.stream not in AWAITED_STREAMS:
+            return 0.0
+        return self.streamed_seconds(node) * max(0.0, 1.0 - 1.0 / beside.compute.value)
 
     # What it rests on.
 
     def assumptions(self) -> list[dict[str, Any]]:
-        """Every number that costs rested on so far: what, its value and unit, how it is known (tag) and its source."""
+        """Every number that costs rested on so far: what, its value and unit, how it is known (tag) and its source.
+        Coefficients are listed whole, but on a cluster with measured grids only those that stood in for one.
+        """
+        chip = self.cluster.chip
+        stated = [
+            (f"{chip.name} memory bandwidth", chip.memory_bytes_per_second, "bytes_per_second"),
+            (f"{chip.name} multiprocessors", chip.multiprocessors, "count"),
+            *self._coefficients_used(),
+        ]
+        for link in self._crossed():
+            stated += [
+                (f"{link.name}, one direction of a GPU", link.bytes_per_second, "bytes_per_second"),
+                (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency, "ratio"),
+                (f"{link.name} latency of a hop", link.latency_seconds, "seconds"),
+            ]
+        listed = {quantity for _, quantity, _ in stated}
+        stated += [(what, quantity, "") for what, quantity in self.cluster.assumptions if quantity not in listed]
+        stated += self._grids.ratios_used()
+        grids = {**self._grids.used, **self._corrections.used}.items()
+        return [
+            *({"what": w, "value": q.value, "unit": unit, "tag": q.tag, "source": q.source} for w, q, unit in stated),
+            *({"what": w, "value": None, "unit": "", "tag": g.tag, "source": said_of(g)} for w, g in grids),
+        ]
+
+    def _coefficients_used(self) -> list[tuple[str, Stated, str]]:
         known, chip = self.coefficients, self.cluster.chip
         family = known.family(chip.name)
-        rates, seconds, ratio = "bytes_per_second", "seconds", "ratio"
-        stated = [
-            (f"{chip.name} memory bandwidth", chip.memory_bytes_per_second, rates),
-            (f"{chip.name} multiprocessors", chip.multiprocessors, "count"),
-        ]
+        stated = []
         for dtype in self._rates:
             best = chip.best_flops_per_second.get(dtype)
             if dtype in chip.peak_flops_per_second:
@@ -282,29 +334,26 @@ class Cost:
             if best:
                 stated.append((f"{chip.name} best measured matmul, {dtype}", best, "flops_per_second"))
             else:
-                stated.append((f"best matmul over peak, {dtype}", known.matmul_best_fraction, ratio))
-        stated += [
-            ("matmul depth, in elements of k", known.matmul_depth, "count"),
-            ("matmul tile, in tiles of each multiprocessor", known.matmul_tile, "count"),
-            ("matmul in a step over alone", known.matmul_sustained, ratio),
-            (f"matmul typical over best, {family.name} family", family.matmul, ratio),
-            (f"attention forward over peak, {family.name} family", family.attention_forward, ratio),
-            (f"attention backward over peak, {family.name} family", family.attention_backward, ratio),
-            ("attention in a step over alone", known.attention_sustained, ratio),
-            ("memory bandwidth over its peak", known.memory_efficiency, ratio),
-            ("shortest kernel", known.launch_seconds, seconds),
-        ]
-        for link in self._crossed():
-            stated += [
-                (f"{link.name}, one direction of a GPU", link.bytes_per_second, rates),
-                (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency, ratio),
-                (f"{link.name} latency of a hop", link.latency_seconds, seconds),
-            ]
-        listed = {quantity for _, quantity, _ in stated}
-        stated += [(what, quantity, "") for what, quantity in self.cluster.assumptions if quantity not in listed]
-        return [
-            {"what": what, "value": q.value, "unit": unit, "tag": q.tag, "source": q.source} for what, q, unit in stated
-        ]
+                stated.append((f"best matmul over peak, {dtype}", known.matmul_best_fraction, "ratio"))
+        of = {
+            "matmul": [
+                ("matmul depth, in elements of k", known.matmul_depth, "count"),
+                ("matmul tile, in tiles of each multiprocessor", known.matmul_tile, "count"),
+                ("matmul in a step over alone", known.matmul_sustained, "ratio"),
+                (f"matmul typical over best, {family.name} family", family.matmul, "ratio"),
+            ],
+            "attention": [
+                (f"attention forward over peak, {family.name} family", family.attention_forward, "ratio"),
+                (f"attention backward over peak, {family.name} family", family.attention_backward, "ratio"),
+                ("attention in a step over alone", known.attention_sustained, "ratio"),
+            ],
+            "memory": [
+                ("memory bandwidth over its peak", known.memory_efficiency, "ratio"),
+                ("shortest kernel", known.launch_seconds, "seconds"),
+            ],
+        }
+        used = self._stood_in if self.cluster.measured.kernels else of
+        return stated + [entry for subject in of if subject in used for entry in of[subject]]
 
     def _crossed(self) -> list[Link]:
         """The links that groups of more than one rank have been found to cross."""
@@ -313,7 +362,3 @@ class Cost:
         between = any(np.any(p.nodes > 1) for p in placed)
         both = ((self.cluster.intra_node, inside), (self.cluster.inter_node, between))
         return [link for link, crossed in both if crossed]
-
-
-def _bandwidth(link: Link) -> float:
-    return link.bytes_per_second.value * link.efficiency.value

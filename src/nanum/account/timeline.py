@@ -222,7 +222,7 @@ def _folded(nodes: tuple[Node, ...], cost: Cost, known: Once[TimeMap], bodies: C
         if isinstance(node, Compute):
             run.compute(cost.compute_seconds(node))
         elif isinstance(node, Collective):
-            run.exchange(node, cost.collective_seconds(node))
+            run.exchange(node, cost)
         elif isinstance(node, Wait):
             run.wait(node)
         elif isinstance(node, Repeat) and np.max(node.count) > 0:
@@ -289,14 +289,18 @@ class _Run:
         self.pending = self.pending + seconds
         self.computed = self.computed + seconds
 
-    def exchange(self, node: Collective, seconds: Quantity) -> None:
-        if node.stream is None:
+    def exchange(self, node: Collective, cost: Cost) -> None:
+        name = cost.stream(node)
+        if name is None:
+            seconds = cost.collective_seconds(node)
             self.pending = self.pending + seconds
             self.blocked = self.blocked + seconds
             return
+        seconds = cost.streamed_seconds(node)
         now = self._now()
-        self.streams[node.stream] = self.streams.get(node.stream, 0.0) + seconds
-        stream, ticket = (node.stream,), (node.stream, node.ticket)
+        self.streams[name] = self.streams.get(name, 0.0) + seconds
+        self.pending = self.pending + cost.stolen_seconds(node)  # of what is computed beside it
+        stream, ticket = (name,), (name, node.ticket)
         takes_part = np.asarray(seconds) > 0
         if takes_part.all():
             self.rows[stream] = self.rows[ticket] = _delayed(_later(_row(self.rows, stream), now), seconds)
@@ -346,7 +350,7 @@ def busy(nodes: Sequence[Node], cost: Cost) -> dict[Key, Busy]:
         if isinstance(node, Collective):
             seconds = cost.collective_seconds(node)
             key = Key(node.axes, node.kind, node.phase, node.what, node.dtype)
-            add(key, seconds, seconds if node.stream is None else 0.0)
+            add(key, seconds, seconds if cost.stream(node) is None else 0.0)
         elif isinstance(node, Repeat):
             for key, each in busy(node.body, _seen_by(node, cost)).items():
                 if node.at is not None:

@@ -14,12 +14,12 @@ from typing import Any
 from nanum.account.cost import Cost
 from nanum.arrays import most, take
 from nanum.once import Once
-from nanum.program import DATA_STREAM, Collective, Compute, Node, Repeat
+from nanum.program import AWAITED_STREAMS, Collective, Compute, Node, Repeat
 
 
 @dataclass(frozen=True, eq=False)
 class Totals:
-    compute: Any = 0.0  # kernels, and exchanges that the compute waits for at once
+    compute: Any = 0.0  # kernels, what streams steal of their time, and exchanges that the compute waits for at once
     streamed: Any = 0.0  # exchanges on the stream that is awaited
 
     @property
@@ -41,10 +41,12 @@ def _totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Once[Total
         if isinstance(node, Compute):
             compute = compute + cost.compute_seconds(node)
         elif isinstance(node, Collective):
-            if node.stream is None:
+            stream = cost.stream(node)
+            if stream is None:
                 compute = compute + cost.collective_seconds(node)
-            elif node.stream == DATA_STREAM:
-                streamed = streamed + cost.collective_seconds(node)
+            elif stream in AWAITED_STREAMS:
+                streamed = streamed + cost.streamed_seconds(node)
+                compute = compute + cost.stolen_seconds(node)
         elif isinstance(node, Repeat):
             body = _round(node, cost, bodies, known)
             compute = compute + node.count * body.compute

@@ -239,6 +239,72 @@ def verify(
 
 @app.command()
 @ends
+def measure(
+    logs: Annotated[
+        list[str] | None, typer.Argument(metavar="[LOG]...", help="With --from-nccl-tests.", show_default=False)
+    ] = None,
+    output: flags.Output = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer sizes and repeats: under a minute on two cores.")
+    ] = False,
+    device: Annotated[str, typer.Option(metavar="auto|cuda|cpu", help="What to measure.")] = "auto",
+    from_nccl_tests: Annotated[
+        bool, typer.Option("--from-nccl-tests", help="Measure nothing: read exchanges from logs of nccl-tests.")
+    ] = False,
+    chip: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the logs: the chip (`nanum clusters`).", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="CLUSTER", help="Of the logs: all that they say nothing of.", show_default=False),
+    ] = None,
+    force: flags.Force = False,
+    json: flags.AsJson = False,
+) -> int:
+    """Measure this machine, as a cluster file.
+
+    Matmuls, memory-bound kernels, attention, the optimizer, and exchanges of 2 to all ranks: medians, and how far they
+    spread. A rank is a GPU or, without one, a core with one thread. The file works wherever CLUSTER does. It takes some
+    minutes, and the machine should have nothing else to do. Needs the torch extra.
+
+    \b
+    Examples:
+      nanum measure -o here.toml
+      nanum measure -o here.toml --quick --force
+      nanum predict my-model/config.json here.toml --engine torch --precision fp32
+      nanum measure --from-nccl-tests all_reduce_perf.log all_gather_perf.log --chip h100-sxm -o lab.toml
+      nanum measure --from-nccl-tests alltoall_perf.log --cluster lab.toml -o lab.toml --force
+
+    Logs are those of all_reduce_perf, all_gather_perf, reduce_scatter_perf, alltoall_perf, sendrecv_perf and
+    broadcast_perf. With --chip the nodes and GPUs are the largest log's.
+
+    Exit code: 0 where it was measured, 1 where measuring failed, 2 where it cannot be asked; the file is written whole
+    or not at all.
+    """
+    from nanum.cli.measuring import Words, question
+    from nanum.cli.progress import Progress
+    from nanum.measure import from_nccl_tests as read_logs
+    from nanum.measure import save, summary, this_machine
+
+    asked = question(Words(logs or (), output, device, chip, cluster, quick, from_nccl_tests, force))
+    if asked.base is not None:
+        found = read_logs(asked.logs, asked.base, asked.file.stem, sized=asked.sized)
+    else:
+        with Progress("measuring") as progress:
+            found = this_machine(asked.file.stem, progress, device=device, quick=quick)
+    save(found, asked.file, force=force)
+    document = {"file": str(asked.file), **summary(found)}
+    if json:
+        print_json(document)
+    else:
+        from nanum.report.measured import print_measured
+
+        print_measured(document, stdout_console())
+    return GOOD
+
+
+@app.command()
+@ends
 def lesson(
     parts: Annotated[
         list[str] | None, typer.Argument(metavar="[A] [B] [C]", help="Which parts. [all]", show_default=False)

@@ -113,3 +113,7 @@ GradSyncFlag = Annotated[
 ]
 BucketCapMb = Annotated[str | None, _text("--bucket-cap-mb", "MiB", "DDP's buckets. [PyTorch's own: 1, then 25]")]
 TorchEngine = Annotated[str | None, _text("--engine", "torch", "What is run is PyTorch itself. [torch]")]
+Output = Annotated[
+    str | None, typer.Option("-o", "--output", metavar="FILE.toml", help="Where to.", show_default=False)
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]

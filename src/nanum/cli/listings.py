@@ -36,4 +36,6 @@ def clusters_document() -> dict[str, Any]:
     from nanum.cluster.presets import chips, presets
 
     clusters = [asdict(cluster) | {"gpus": cluster.gpus, "chip": cluster.chip.name} for cluster in presets()]
+    for cluster in clusters:
+        del cluster["measured"]  # of which presets have none
     return {"clusters": clusters, "chips": [asdict(chip) for chip in chips()]}

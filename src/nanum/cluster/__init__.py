@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-Tag = Literal["datasheet", "measured", "assumed", "derived"]
+from nanum.cluster.measured import Measured
+from nanum.cluster.quantity import Quantity, Tag
 
-
-@dataclass(frozen=True)
-class Quantity:
-    """`value` in the SI unit that the field's name ends with."""
-
-    value: float
-    tag: Tag
-    source: str
+__all__ = ["Chip", "Cluster", "Link", "Measured", "Quantity", "Tag", "load"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +45,7 @@ class Cluster:
     intra_node: Link
     inter_node: Link
     assumptions: tuple[tuple[str, Quantity], ...] = field(default=())
+    measured: Measured = field(default_factory=Measured)
 
     @property
     def gpus(self) -> int:

@@ -24,6 +24,9 @@ A cluster file, with everything that it may hold:
     peak = { bf16 = "989 TFLOPS", fp32 = "67 TFLOPS" }    # dense
     best = { bf16 = "794.5 TFLOPS" }                      # the best measured matmul; may be left out
 
+    [measured]                       # kernels and exchanges over grids of sizes: see `nanum.cluster.grids`; written by
+                                     # `nanum measure`
+
 A number is a text with its unit, which is then tagged assumed, "stated in" the file; or a table of `value`, `unit`,
 `tag` (datasheet, measured, assumed, derived) and `source`. Unknown keys are refused.
 """
@@ -31,7 +34,8 @@ A number is a text with its unit, which is then tagged assumed, "stated in" the 
 from __future__ import annotations
 
 from nanum.cluster import Chip, Cluster, Link, Quantity
-from nanum.cluster.tables import Table, chip_table, link_tables, quantity
+from nanum.cluster.grids import measured
+from nanum.cluster.tables import DATA, Table, chip_table, link_tables, quantity, read_toml
 from nanum.errors import Refused
 
 
@@ -59,8 +63,14 @@ def trusted(table: Table, name: str, *, where: str) -> Cluster:
         chip=_chip(chip, where),
         intra_node=_link(intra_node, "intra_node", where),
         inter_node=_link(inter_node, "inter_node", where),
+        measured=measured(table.get("measured")),
     )
     return Cluster(**{**vars(cluster), "assumptions": tuple(_assumptions(cluster))})
+
+
+def default_network() -> Link:
+    """The link between nodes that nobody named."""
+    return _link(read_toml(DATA / "inter_node.toml"), "inter_node", "inter_node.toml")
 
 
 def _chip(table: Table, where: str) -> Chip:

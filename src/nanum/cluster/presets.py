@@ -9,9 +9,9 @@ from nanum.cluster import Chip, Cluster
 from nanum.cluster.parse import from_table, trusted
 from nanum.cluster.tables import DATA, chip_names, read_toml, unknown_chip
 from nanum.errors import Refused, cut_short
-from nanum.units import KIB, LARGEST, whole_number
+from nanum.units import LARGEST, MIB, whole_number
 
-_LARGEST_FILE_BYTES = 32 * KIB  # a cluster file has a page or two
+_LARGEST_FILE_BYTES = 4 * MIB  # a cluster file has a page or two, and one with grids some hundred kilobytes
 
 
 def presets() -> list[Cluster]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from nanum.cluster.grids import AXES, SECONDS, repeated, wrong_with_grid
+from nanum.cluster.quantity import Tag
 from nanum.cluster.tables import LINK_KEYS, chip_names, link_tables, quantity, said, unknown_chip
 from nanum.errors import cut_short
 from nanum.units import LARGEST, Dimension
@@ -54,6 +56,104 @@ class ChipTable(_Table):
     best: dict[Dtype, Flops] = Field(default_factory=dict)
 
 
+def _number(least: float, most: float) -> AfterValidator:
+    def check(raw: Any) -> Any:
+        if not isinstance(raw, int | float) or isinstance(raw, bool) or not least <= raw <= most:
+            raise ValueError(f"{said(raw)} is not a number from {least:g} to {most:g}")
+        return raw
+
+    return AfterValidator(check)
+
+
+Slower = Annotated[Any, _number(0.1, 1000)]
+"""Seconds over seconds. Noise may take it below 1."""
+Source = Annotated[str, Field(strict=True, min_length=1, max_length=1000), AfterValidator(_printable)]
+
+
+class _GridTable(_Table):
+    seconds: Any
+    low_seconds: Any
+    high_seconds: Any
+    repeats: Whole
+    tag: Tag | None = None
+    source: Source | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers(cls, table: Any) -> Any:
+        axes = cls.axes()
+        whole = isinstance(table, dict) and all(key in table for key in (*axes, *SECONDS))
+        if whole and (wrong := wrong_with_grid(table, axes)):
+            raise ValueError("; ".join(wrong))
+        return table
+
+    @classmethod
+    def axes(cls) -> tuple[str, ...]:
+        return AXES[cls.__name__.removesuffix("Grid").lower()]
+
+
+class MatmulGrid(_GridTable):
+    dtype: Dtype
+    operands: Literal["nt", "nn", "tn"]
+    m: Any
+    n: Any
+    k: Any
+
+
+class KernelGrid(_GridTable):
+    dtype: Dtype
+    name: Name
+    bytes: Any
+
+
+class AttentionGrid(_GridTable):
+    dtype: Dtype
+    direction: Literal["forward", "backward"]
+    rows: Any
+    seq_len: Any
+    head_dim: Any
+
+
+class OptimizerGrid(_GridTable):
+    dtype: Dtype
+    bytes: Any
+
+
+class ExchangeGrid(_GridTable):
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast"]
+    ranks: Annotated[int, Field(ge=2, le=LARGEST, strict=True)]
+    nodes: Whole
+    bytes: Any
+
+
+class BesideTable(_Table):
+    ranks: Whole
+    compute: Slower
+    exchange: Slower
+
+
+class TogetherTable(_Table):
+    ranks: Annotated[int, Field(ge=2, le=LARGEST, strict=True)]
+    matmul: Slower = None
+    kernel: Slower = None
+    attention: Slower = None
+    optimizer: Slower = None
+
+
+class MeasuredTable(_Table):
+    tag: Tag
+    source: Source
+    streams: Annotated[bool, Field(strict=True)] = True
+    operation_seconds: Annotated[Any, _number(1e-9, 1)] = None
+    beside: BesideTable | None = None
+    together: TogetherTable | None = None
+    matmul: list[MatmulGrid] = Field(default_factory=list)
+    kernel: list[KernelGrid] = Field(default_factory=list)
+    attention: list[AttentionGrid] = Field(default_factory=list)
+    optimizer: list[OptimizerGrid] = Field(default_factory=list)
+    exchange: list[ExchangeGrid] = Field(default_factory=list)
+
+
 class ClusterTable(_Table):
     name: Name | None = None
     nodes: Whole
@@ -61,6 +161,7 @@ class ClusterTable(_Table):
     chip: Any
     intra_node: LinkTable | None = None
     inter_node: LinkTable | None = None
+    measured: MeasuredTable | None = None
 
 
 def reasons(table: Mapping[str, Any]) -> list[str]:
@@ -76,6 +177,8 @@ def reasons(table: Mapping[str, Any]) -> list[str]:
         found.append(f"chip = {said(chip)} is neither a chip's name nor a [chip] table")
     if found:
         return found
+    if twice := repeated(table.get("measured", {})):
+        return [f"measured.{grid} stands twice" for grid in twice]
     if table["nodes"] * table["gpus_per_node"] > LARGEST:
         return [f"nodes * gpus_per_node = {table['nodes'] * table['gpus_per_node']:,}, but at most {LARGEST:,} GPUs"]
     return [
@@ -112,7 +215,7 @@ def _reason(schema: type[_Table], detail: Any, prefix: str) -> str:
     if kind == "missing":
         return f"{key} is missing"
     if kind == "extra_forbidden":
-        owner = LinkTable if steps[0] in ("intra_node", "inter_node") and len(steps) > 1 else schema
+        owner = _owner(schema, detail["loc"][:-1])
         close = difflib.get_close_matches(steps[-1], owner.model_fields, n=1)
         return f"unknown key '{cut_short(key)}'" + (f" (did you mean {close[0]}?)" if close else "")
     if kind == "value_error":
@@ -120,9 +223,29 @@ def _reason(schema: type[_Table], detail: Any, prefix: str) -> str:
     if kind == "literal_error":
         return f"{key} is none of {detail['ctx']['expected']}"
     if kind.startswith(("int", "greater", "less")):
-        return f"{key} = {said(given)} is not a whole number from 1 to {LARGEST:,}"
+        least = detail.get("ctx", {}).get("ge", 1)
+        return f"{key} = {said(given)} is not a whole number from {least} to {LARGEST:,}"
     if kind in ("model_type", "dict_type"):
         return f"{key} = {said(given)} is not a table"
+    if kind == "list_type":
+        return f"{key} = {said(given)} is not a list of tables ([[{key}]])"
+    if kind == "bool_type":
+        return f"{key} = {said(given)} is neither true nor false"
     if kind == "string_type":
         return f"{key} = {said(given)} is not text"
     return f"{key} = {said(given)}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _owner(schema: type[_Table], path: tuple[Any, ...]) -> type[_Table]:
+    """The table that a key was written into."""
+    for step in path:
+        if step in schema.model_fields:
+            inside = _tables_in(schema.model_fields[step].annotation)
+            schema = inside[0] if inside else schema
+    return schema
+
+
+def _tables_in(annotation: Any) -> list[type[_Table]]:
+    if isinstance(annotation, type) and issubclass(annotation, _Table):
+        return [annotation]
+    return [table for part in get_args(annotation) for table in _tables_in(part)]

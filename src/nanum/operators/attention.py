@@ -39,6 +39,15 @@ def flash_flops(t: Tape, q: Tensor, keys: Any) -> Any:
     return 2.0 * t.shapes.elements(q.dims, q.split) * keys
 
 
+def flash_shape(t: Tape, q: Tensor, flops: Any) -> tuple[Any, Any, Any]:
+    """Heads of a rank's sequences, the side of the causal square of scores whose forward pass takes these FLOPs, and the
+    size of a head.
+    """
+    head = t.shapes.dims["head"]
+    rows = t.shapes.elements(("B", "A"), {"B": q.split.get("B", ()), "A": q.split.get("Q", ())})
+    return rows, (flops / (2.0 * rows * head)) ** 0.5, head
+
+
 def _keys(t: Tape, k: Tensor) -> Any:
     return t.shapes.part("S", k.split.get("S", ()))
 
@@ -78,13 +87,14 @@ def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Saves q, k, v, the output, and fp32 log-sum-exp of each row."""
     out = q.like(name="attention")
     lse, flops = log_sum_exp(q), flash_flops(t, q, _keys(t, k))
-    t.emit("attention", (q, k, v, *_mask(t, q, k)), (out, lse, *scratch(t, q, k)), flops, attention=True)
+    shape = flash_shape(t, q, flops)
+    t.emit("attention", (q, k, v, *_mask(t, q, k)), (out, lse, *scratch(t, q, k)), flops, shape, attention=True)
 
     def transpose() -> None:
         new = [_gradient(q, x) for x in (q, k, v)]
         reads = t.grad(out), q, k, v, out, lse, *_mask(t, q, k)
         writes = *new, *scratch(t, q, k, backward=True)
-        t.emit("attention_backward", reads, writes, 2 * flops, attention=True)
+        t.emit("attention_backward", reads, writes, 2 * flops, shape, attention=True)
         for x, dx in zip((q, k, v), new, strict=True):
             t.add_grad(x, dx)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanum.conventions import RING
-from nanum.operators.attention import attention, flash_flops, log_sum_exp, scratch
+from nanum.operators.attention import attention, flash_flops, flash_shape, log_sum_exp, scratch
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor, reshard
 
@@ -82,7 +82,7 @@ def _ring_forward(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
 def _block(t: Tape, q: Tensor, reads: tuple[Tensor, ...], flops: Any) -> tuple[Tensor, Tensor, Tensor]:
     """One block's output, the same in fp32, and its log-sum-exp."""
     block, lse = q.like(name="attention"), log_sum_exp(q)
-    t.emit("attention", (q, *reads), (block, lse, *scratch(t, q, q)), flops, attention=True)
+    t.emit("attention", (q, *reads), (block, lse, *scratch(t, q, q)), flops, flash_shape(t, q, flops), attention=True)
     return block, t.kernel("to_float", (block,), q, "fp32") if t.half else block, lse
 
 
@@ -110,8 +110,9 @@ def _ring_backward(t: Tape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: T
         if i < seen:
             reads = d, q, others if i else own, out, lse, *grads, *sent
             new = tuple(x.like(name="d_" + x.name) for x in (q, k, v))
-            flops = 2 * flash_flops(t, q, t.shapes.dims["S"]) / seen
-            t.emit("attention_backward", reads, (*new, *scratch(t, q, q, backward=True)), flops, attention=True)
+            flops = flash_flops(t, q, t.shapes.dims["S"]) / seen
+            writes, shape = (*new, *scratch(t, q, q, backward=True)), flash_shape(t, q, flops)
+            t.emit("attention_backward", reads, writes, 2 * flops, shape, attention=True)
         else:
             reads = own, *sent
             new = tuple(t.kernel("zeros", (old, *reads), x, "fp32") for x, old in zip((q, k, v), grads, strict=True))

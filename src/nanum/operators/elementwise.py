@@ -45,7 +45,7 @@ def swiglu(t: Tape, project: Callable[[str], Tensor]) -> Tensor:
     def transpose() -> None:
         d = t.grad(y)
         dup = t.kernel("mul", (d, silu), up)
-        t.add_grad(silu, t.kernel("mul", (d, silu, up), silu))
+        t.add_grad(silu, t.kernel("mul", (d, up), silu, holds=(silu,)))
         t.add_grad(up, dup)
 
     return t.then(y, transpose)

@@ -46,9 +46,9 @@ def _eager_rms(t: Tape, x: Tensor, name: str) -> Tensor:
     # Where gradients of the input are summed: DTensor makes the local input a node of its own.
     node = xf if t.half else x.like() if t.tp else x
     square = k("pow", (xf,), xf)
-    rstd = k("rsqrt", (k("mean", (square,), row), square), row)
+    rstd = k("rsqrt", (k("mean", (square,), row),), row, holds=(square,))
     xhat = k("mul", (xf, rstd), xf)
-    y = scaled = k("mul", (xhat, w, xf), xf)
+    y = scaled = k("mul", (xhat, w), xf, holds=(xf,))
     if t.half:
         y = k("to_half", (scaled,), x, t.dtype)
     t.frame(xhat, rstd)
@@ -59,17 +59,17 @@ def _eager_rms(t: Tape, x: Tensor, name: str) -> Tensor:
         dxhat, product = k("mul", (d, w), xf), k("mul", (d, xhat), xf)
         dw = t.grad_of_weight(w, x)
         if t.half:
-            t.emit("to_half", (k("sum", (product,), dw.like(size=None), "fp32"), d, xhat), (dw,))
+            t.emit("to_half", (k("sum", (product,), dw.like(size=None), "fp32"),), (dw,), holds=(d, xhat))
         else:
-            t.emit("sum", (product, d, xhat), (dw,))
+            t.emit("sum", (product,), (dw,), holds=(d, xhat))
         dx, product = k("mul", (dxhat, rstd), xf), k("mul", (dxhat, xf), xf)
-        drstd = k("sum", (product, dxhat), row)
+        drstd = k("sum", (product,), row, holds=(dxhat,))
         t.add_grad(node, dx)
         cube = k("pow", (rstd,), row)
         scaled = k("mul", (drstd, cube), row)
-        dmean = k("mul", (scaled, drstd, cube, rstd), row)
+        dmean = k("mul", (scaled,), row, holds=(drstd, cube, rstd))
         dsquare, power = k("div", (dmean,), xf), k("pow", (xf,), xf)
-        t.add_grad(node, k("mul", (dsquare, k("mul", (power,), xf), power, xf), xf))
+        t.add_grad(node, k("mul", (dsquare, k("mul", (power,), xf)), xf, holds=(power, xf)))
         if node is not x:
             t.add_grad(x, k("to_half", (t.grad(node),), x, t.dtype) if t.half else t.grad(node))
         t.set_weight_grad(w, dw)

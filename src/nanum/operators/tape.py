@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, Conventions
-from nanum.program import Collective, Compute, Mark, Phase
+from nanum.program import Collective, Compute, Mark, Operands, Phase
 from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
 
 
@@ -45,6 +45,16 @@ def collective(
     used = (n > 1) * 1
     dtype = after.dtype
     return Collective(kind, axes, phase, what, dtype, n, used, payload * used, wire_bytes(kind, payload, n))
+
+
+def _order(a: Tensor, b: Tensor, summed: tuple[str, ...]) -> Operands:
+    """How the operands of a product lie in memory, as BLAS says it: n where a's rows, or b's columns, are the result's.
+
+    A linear layer's y = x W^T is nt (PyTorch stores W as [out, in]), its dx = dy W is nn, and its dW = x^T dy is tn.
+    """
+    first = "n" if a.dims[-1] in summed else "t"
+    second = "t" if b.dims[-1] in summed else "n"
+    return cast(Operands, first + second)
 
 
 @dataclass
@@ -90,7 +100,10 @@ class Tape:
         shape: tuple[Any, ...] = (),
         *,
         attention: bool = False,
+        operands: Operands = "nt",
+        holds: Iterable[Tensor] = (),
     ) -> None:
+        """`holds` are not read, but held until it is done (an autograd node's own, until the node ends)."""
         reads, writes = tuple(reads), tuple(writes)
         moved: Any = 0
         for t in (*reads, *writes):
@@ -98,17 +111,25 @@ class Tape:
         self.ops.append(
             Op(
                 name,
-                reads,
+                (*reads, *holds),
                 writes,
-                Compute(name, self._phase, flops, moved, self.dtype, shape, attention),
+                Compute(name, self._phase, flops, moved, self.dtype, shape, attention, operands),
                 self._region,
             )
         )
 
-    def kernel(self, name: str, reads: Iterable[Tensor], like: Tensor, dtype: str | None = None) -> Tensor:
+    def kernel(
+        self,
+        name: str,
+        reads: Iterable[Tensor],
+        like: Tensor,
+        dtype: str | None = None,
+        *,
+        holds: Iterable[Tensor] = (),
+    ) -> Tensor:
         """One memory-bound kernel that writes a new tensor shaped as `like`."""
         out = like.like(name=name, dtype=dtype or like.dtype)
-        self.emit(name, reads, (out,))
+        self.emit(name, reads, (out,), holds=holds)
         return out
 
     def frame(self, *tensors: Tensor) -> None:
@@ -238,7 +259,7 @@ class Tape:
         summed = tuple(d for d in a.dims if d not in dims)
         split = {**b.split, **a.split}
         m, n, k = (self.shapes.elements(d, split) for d in (kept_a, kept_b, summed))
-        self.emit(name, (a, b), (out,), 2.0 * m * n * k, (m, n, k))
+        self.emit(name, (a, b), (out,), 2.0 * m * n * k, (m, n, k), operands=_order(a, b, summed))
         return out
 
     # --- the transpose ----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from nanum.parallel.buckets import Parts, bucket_count, carried, counted
 from nanum.parallel.chain import Chain, Half, Place, Stage, copy
 from nanum.parallel.owners import owned
 from nanum.parallel.units import Unit, roots_bytes
-from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Repeat, Wait
+from nanum.program import REDUCER_STREAM, Collective, Compute, Held, Node, Repeat, Wait
 from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes
 
 
@@ -135,7 +135,7 @@ class Replicated:
                     Repeat(times, tuple(carried(self._reduce(c)) for c in u.reduce)) for u, times in self._parts()
                 ]
             nodes += [counted(self._reduce(c), self._buckets()) for c in self.layer.reduce]
-            nodes.append(Wait(DATA_STREAM, "reduce"))
+            nodes.append(Wait(REDUCER_STREAM, "reduce"))
         return nodes
 
     def _beyond(self, u: Unit) -> Any:
@@ -146,7 +146,7 @@ class Replicated:
         return last or not (self.structure.pipelined or self.structure.grad_sync == "last")
 
     def _reduce(self, c: Collective) -> Collective:
-        return c.started("backward", DATA_STREAM, "reduce")
+        return c.started("backward", REDUCER_STREAM, "reduce")
 
     def _buckets(self) -> Any:
         n = self.conventions.numerics

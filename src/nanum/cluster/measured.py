@@ -1,0 +1,83 @@
+"""What was measured of a cluster: seconds of kernels and exchanges over grids of sizes, and ratios beside them.
+
+All of it may be missing. What is there stands above what a chip's and a link's few numbers would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from nanum.cluster.quantity import Quantity, Tag
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Seconds at each point of a grid of sizes: the median of `repeats` samples, and their 10th and 90th percentile.
+
+    Points are in row-major order: the last axis varies fastest.
+    """
+
+    axes: tuple[str, ...]
+    sizes: tuple[tuple[float, ...], ...]  # of each axis, ascending
+    seconds: tuple[float, ...]
+    low_seconds: tuple[float, ...]
+    high_seconds: tuple[float, ...]
+    repeats: int
+    tag: Tag
+    source: str
+
+    @property
+    def points(self) -> int:
+        return prod(map(len, self.sizes))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One kind of exchange in a group of `ranks` on `nodes` nodes. The grid's axis is the payload of a call, in bytes
+    by the convention of nccl-tests (`nanum.collectives`).
+    """
+
+    kind: str
+    ranks: int
+    nodes: int
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How much longer compute and exchanges of `ranks` devices take beside each other than alone (1: no longer)."""
+
+    ranks: int
+    compute: Quantity
+    exchange: Quantity
+
+
+@dataclass(frozen=True)
+class Together:
+    """How much longer each subject takes when `ranks` devices of a node are at it at once than when one is alone."""
+
+    ranks: int
+    ratios: Mapping[str, Quantity]  # by subject: matmul, kernel, attention, optimizer
+
+
+@dataclass(frozen=True)
+class Measured:
+    matmul: Mapping[tuple[str, str], Grid] = field(default_factory=dict)  # by dtype and order of operands; m, n, k
+    kernel: Mapping[tuple[str, str], Grid] = field(default_factory=dict)  # by dtype and name; bytes read and written
+    attention: Mapping[tuple[str, str], Grid] = field(default_factory=dict)  # by dtype, direction; rows, seq_len, head
+    optimizer: Mapping[str, Grid] = field(default_factory=dict)  # by its dtype; bytes read and written
+    exchanges: tuple[Exchange, ...] = ()
+    operation_seconds: Quantity | None = None  # no operation is shorter
+    beside: Beside | None = None
+    together: Together | None = None
+    streams: bool = True  # has the device streams of its own, so that an engine's exchanges run beside its compute?
+
+    @property
+    def kernels(self) -> bool:
+        """Was any kernel measured?"""
+        return bool(self.matmul or self.kernel or self.attention or self.optimizer)
+
+    def __bool__(self) -> bool:
+        return self != Measured()

@@ -1,0 +1,256 @@
+"""What devices of one machine do together: exchanges by kind, size and group, and how much they slow each other.
+
+Run by every rank of a process group. A payload is counted by the convention of nccl-tests: the whole buffer of a gather
+or a scatter, one rank's buffer of everything else. Ranks that take no part in a group wait at a barrier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from nanum.live.bench import synchronize
+from nanum.live.measure_kernels import Plan
+from nanum.live.sampling import Turns, busy_seconds, quietest, summary, timed
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+LEAST_SAMPLE_SECONDS = 0.04  # in which the kernel's ticks of 10 ms tell whether others used the processors
+MOST_CALLS = 200
+
+Tick = Callable[[str], None]
+
+
+def group_sizes(ranks: int) -> list[int]:
+    """2, 4, … and all ranks."""
+    sizes = [2**i for i in range(1, ranks.bit_length()) if 2**i < ranks]
+    return [*sizes, ranks]
+
+
+def payloads(plan: Plan, ranks: int) -> list[int]:
+    """Bytes of a call; the largest leaves room for the buffers of all kinds. On a CPU there is a point on either side of
+    32 MiB, from which on a tensor gets fresh pages each time (`measure_kernels.RESULT_MIB`).
+    """
+    if plan.device.type == "cuda":
+        mib = (1 / 256, 1 / 8, 4, 32, 256) if plan.quick else (1 / 1024, 1 / 128, 1 / 16, 1 / 2, 4, 32, 256, 1024)
+    else:
+        mib = (1 / 256, 1 / 8, 4, 30, 34) if plan.quick else (1 / 1024, 1 / 128, 1 / 16, 1 / 2, 4, 16, 30, 34, 64)
+    return [round(size * 2**20) for size in mib if size * 2**20 * 4 <= plan.free_bytes / 2]
+
+
+def exchanges(plan: Plan, rank: int, ranks: int, tick: Tick) -> list[dict[str, Any]]:
+    """Grids of every kind in groups of the first 2, 4, … ranks. Every rank returns what rank 0 measured."""
+    found = []
+    for size in group_sizes(ranks):
+        group = dist.new_group(list(range(size))) if size < ranks else None
+        sizes = payloads(plan, size)
+        for kind in KINDS:
+            rows = []
+            for payload in sizes:
+                if rank < size:
+                    rows.append(summary(_exchange_samples(kind, payload, size, rank, group, plan)))
+                tick(f"{kind} of {size} ranks")
+            dist.barrier()
+            if rows:
+                seconds, low, high = map(list, zip(*rows, strict=True))
+                keys = {"subject": "exchange", "kind": kind, "ranks": size, "nodes": 1}
+                grid = {"bytes": sizes, "seconds": seconds, "low_seconds": low}
+                found.append({**keys, **grid, "high_seconds": high, "repeats": _repeats(plan)})
+        if group is not None:
+            dist.destroy_process_group(group)
+    return found
+
+
+def _repeats(plan: Plan) -> int:
+    return 5 if plan.quick else 11
+
+
+def _exchange_samples(kind: str, payload: int, size: int, rank: int, group: Any, plan: Plan) -> list[float]:
+    """Seconds of one call, sample by sample, as rank 0 saw them; those during which the machine was quiet.
+
+    Where NCCL is the backend it is the device that is awaited, so that calls queue behind each other as in a step.
+    """
+    call = _call(kind, payload, size, rank, group, plan.device)
+
+    def sample(calls: int) -> tuple[float, float]:
+        dist.barrier(group)
+        synchronize(plan.device)
+        busy, own, start = busy_seconds(), time.process_time(), time.perf_counter()
+        for _ in range(calls):
+            call()
+        synchronize(plan.device)
+        seconds = time.perf_counter() - start
+        used = torch.tensor([time.process_time() - own], dtype=torch.float64, device=plan.device)
+        all_busy = busy_seconds() - busy
+        dist.all_reduce(used, group=group)
+        return seconds / calls, (all_busy - float(used)) / calls
+
+    sample(2)
+    once = sample(2)[0]
+    calls = torch.tensor([max(1, min(MOST_CALLS, round(LEAST_SAMPLE_SECONDS / once)))], device=plan.device)
+    dist.broadcast(calls, 0, group=group)
+    several = [sample(int(calls)) for _ in range(_repeats(plan))]
+    return quietest([s for s, _ in several], [max(0.0, used) for _, used in several])
+
+
+def _call(kind: str, payload: int, size: int, rank: int, group: Any, device: torch.device) -> Callable[[], object]:
+    """One exchange of `payload` bytes, with a new tensor for its result, as frameworks make one."""
+    elements = max(size, payload // 4 // size * size)
+    whole = torch.ones(elements, device=device)
+    part = torch.ones(elements // size, device=device)
+    if kind == "all_reduce":
+        return lambda: dist.all_reduce(whole.mul_(1.0 / size), group=group)
+    if kind == "all_gather":
+        return lambda: dist.all_gather_into_tensor(torch.empty_like(whole), part, group=group)
+    if kind == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(torch.empty_like(part), whole, group=group)
+    if kind == "all_to_all":
+        return lambda: dist.all_to_all_single(torch.empty_like(whole), whole, group=group)
+    after, before = (rank + 1) % size, (rank - 1) % size
+
+    def send() -> None:
+        """As sendrecv_perf: everyone sends to the next rank and receives from the one before."""
+        received = torch.empty_like(whole)
+        pair = [dist.P2POp(dist.isend, whole, after, group), dist.P2POp(dist.irecv, received, before, group)]
+        for work in dist.batch_isend_irecv(pair):
+            work.wait()
+
+    return send
+
+
+# --- how much devices slow each other
+
+MATMUL_SIDE = {"cpu": 512, "cuda": 4096}
+ROUNDS = 5
+
+
+def together(plan: Plan, rank: int, tick: Tick) -> dict[str, float]:
+    """By subject: seconds with all ranks at it at once, over those of rank 0 while the others wait. In turns, so that
+    drift hits both alike.
+    """
+    ratios = {}
+    for subject, run in _subjects(plan).items():
+        run()
+        inner = torch.tensor([max(1, round(0.05 / max(timed(run, plan.device), 1e-6)))], device=plan.device)
+        dist.broadcast(inner, 0)
+        alone, all_at_once = [], []
+        for _ in range(ROUNDS if plan.quick else 2 * ROUNDS):
+            dist.barrier()
+            if rank == 0:
+                alone.append(timed(run, plan.device, int(inner)))
+            dist.barrier()
+            all_at_once.append(timed(run, plan.device, int(inner)))
+        mine = torch.tensor(summary(all_at_once)[0], dtype=torch.float64, device=plan.device)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+        base = torch.tensor(summary(alone)[0] if alone else 0.0, dtype=torch.float64, device=plan.device)
+        dist.broadcast(base, 0)
+        ratios[subject] = float(mine / base)
+        tick(f"{subject}, all at once")
+    return ratios
+
+
+def _subjects(plan: Plan) -> dict[str, Callable[[], object]]:
+    """One kernel of each subject, of a middling size."""
+    side, device = MATMUL_SIDE.get(plan.device.type, 512), plan.device
+    params = [torch.nn.Parameter(torch.rand(1 << 19, device=device)) for _ in range(4)]
+    for param in params:
+        param.grad = torch.rand_like(param)
+    optimizer = torch.optim.AdamW(params, lr=1e-4, foreach=True)
+    q, k, v = (torch.rand(1, 512, 4, 64, device=device).transpose(1, 2).requires_grad_() for _ in range(3))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    dy = torch.ones_like(y)
+    square = (torch.rand(side, side, device=device), torch.rand(side, side, device=device))
+    many = (1024, 1024)
+    return {
+        "matmul": Turns(lambda: square, torch.mm, 0),
+        "kernel": Turns(lambda: (torch.rand(many, device=device), torch.rand(many, device=device)), torch.mul, 64e6),
+        "attention": lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True),
+        "optimizer": optimizer.step,
+    }
+
+
+def beside(plan: Plan, rank: int, ranks: int, tick: Tick) -> dict[str, float]:
+    """Compute alone, all-reduces alone, and both at once: by how much each is longer beside the other."""
+    side = MATMUL_SIDE.get(plan.device.type, 512)
+    a, b = (torch.rand(side, side, device=plan.device) for _ in range(2))
+    buffers = [torch.ones(1 << 22, device=plan.device) for _ in range(4 if plan.quick else 12)]
+
+    def compute() -> None:
+        torch.mm(a, b)
+
+    compute()
+    rounds = []
+    for _ in range(3 if plan.quick else ROUNDS):
+        rounds.append(_beside_once(compute, buffers, plan))
+        tick("compute and exchanges beside each other")
+    ratios = torch.tensor([summary(values)[0] for values in zip(*rounds, strict=True)], dtype=torch.float64)
+    ratios = ratios.to(plan.device)
+    dist.all_reduce(ratios)
+    slower_compute, slower_exchange = (float(r) / ranks for r in ratios)
+    return {"compute": slower_compute, "exchange": slower_exchange}
+
+
+def _beside_once(compute: Callable[[], None], buffers: list[torch.Tensor], plan: Plan) -> tuple[float, float]:
+    device = plan.device
+    dist.barrier()
+    synchronize(device)
+    start = time.perf_counter()
+    for buffer in buffers:
+        dist.all_reduce(buffer.mul_(0.5))
+    synchronize(device)
+    exchange_alone = time.perf_counter() - start
+    dist.barrier()
+    inner = 20
+    start = time.perf_counter()
+    for _ in range(inner):
+        compute()
+    synchronize(device)
+    compute_alone = (time.perf_counter() - start) / inner
+    dist.barrier()
+    measure = _beside_on_gpu if device.type == "cuda" else _beside_on_cpu
+    compute_beside, exchange_beside = measure(compute, buffers, compute_alone, exchange_alone)
+    return compute_beside / compute_alone, exchange_beside / exchange_alone
+
+
+def _beside_on_cpu(
+    compute: Callable[[], None], buffers: list[torch.Tensor], compute_alone: float, exchange_alone: float
+) -> tuple[float, float]:
+    """Compute until the exchanges, which threads of gloo carry out, are done."""
+    start = time.perf_counter()
+    works = [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
+    done = 0
+    while not all(work.is_completed() for work in works):
+        compute()
+        done += 1
+    seconds = time.perf_counter() - start
+    for work in works:
+        work.wait()
+    return seconds / max(done, 1), seconds
+
+
+def _beside_on_gpu(
+    compute: Callable[[], None], buffers: list[torch.Tensor], compute_alone: float, exchange_alone: float
+) -> tuple[float, float]:
+    """NCCL's stream beside the compute's: events say how many kernels were done when the exchanges were."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    works = [dist.all_reduce(buffer, async_op=True) for buffer in buffers]
+    ends = []
+    for _ in range(2 * round(exchange_alone / compute_alone) + 2):
+        compute()
+        ends.append(torch.cuda.Event(enable_timing=True))
+        ends[-1].record()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for work in works:
+            work.wait()
+        end.record(side)
+    torch.cuda.synchronize()
+    exchange_beside = start.elapsed_time(end) / 1e3
+    during = [start.elapsed_time(one) / 1e3 for one in ends]
+    inside = [seconds for seconds in during if seconds <= exchange_beside] or during[:1]
+    return inside[-1] / len(inside), exchange_beside

@@ -1,0 +1,153 @@
+"""A new `Cluster` out of measurements: of this machine, or of logs of nccl-tests. It is written, never fed back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any
+
+from nanum import files, processes
+from nanum.cluster import Cluster, Link, Measured, Quantity
+from nanum.cluster.measured import Exchange
+from nanum.collectives import ring_steps, tree_steps, wire_bytes
+from nanum.measure import machine, nccl_tests
+from nanum.measure.write import text
+from nanum.processes import Progress
+
+
+def this_machine(name: str, progress: Progress, *, device: str = "auto", quick: bool = False) -> Cluster:
+    """Measure this machine, as one node of cores or of GPUs.
+
+    Raises as `processes.run`: Refused where there is no torch or no such device, RunFailed where measuring failed.
+    """
+    arguments = ["--device", device, *(["--quick"] if quick else [])]
+    return machine.cluster(processes.run("nanum.live.measure", arguments, progress), name, _version())
+
+
+def from_nccl_tests(paths: list[Path], base: Cluster, name: str, *, sized: bool) -> Cluster:
+    """`base` with its exchanges as logs of nccl-tests have them, and its links' efficiencies and latencies drawn from
+    them; with the nodes and GPUs of the largest run, unless `sized` says that `base` has its own.
+
+    Raises Refused with every reason, by file and line.
+    """
+    logs = nccl_tests.read(paths)
+    found = {(e.kind, e.ranks, e.nodes): e for e in (*base.measured.exchanges, *logs.exchanges)}
+    sizes = {} if sized else {"nodes": logs.nodes, "gpus_per_node": logs.gpus_per_node}
+    return replace(
+        base,
+        name=name,
+        **sizes,  # type: ignore[arg-type]
+        intra_node=_within(base.intra_node, logs.exchanges),
+        inter_node=_between(base.inter_node, logs.exchanges),
+        measured=replace(base.measured, exchanges=tuple(found.values())),
+    )
+
+
+RINGS = ("all_gather", "reduce_scatter", "all_reduce")
+"""Kinds that tell a link's bandwidth, the best first: an all-reduce may be done by a switch."""
+
+
+def _within(link: Link, exchanges: tuple[Exchange, ...]) -> Link:
+    one = _telling([e for e in exchanges if e.nodes == 1])
+    if one is None:
+        return link
+    rate = wire_bytes(one.kind, one.grid.sizes[0][-1], one.ranks) / one.grid.seconds[-1]
+    hop = one.grid.seconds[0] / ring_steps(one.kind, one.ranks)
+    return _told(link, one, rate, hop)
+
+
+def _between(link: Link, exchanges: tuple[Exchange, ...]) -> Link:
+    """What leaves each GPU of a node: its share of the node's own part of a ring of nodes."""
+    one = _telling([e for e in exchanges if e.nodes > 1])
+    if one is None:
+        return link
+    members = -(-one.ranks // one.nodes)
+    rate = wire_bytes(one.kind, one.grid.sizes[0][-1], one.nodes) / members / one.grid.seconds[-1]
+    hop = one.grid.seconds[0] / tree_steps(one.kind, one.nodes)
+    return _told(link, one, rate, hop)
+
+
+def _telling(exchanges: list[Exchange]) -> Exchange | None:
+    """The exchange of most ranks among those that tell most."""
+    for kind in RINGS:
+        if here := [e for e in exchanges if e.kind == kind]:
+            return max(here, key=lambda e: e.ranks)
+    return None
+
+
+def _told(link: Link, by: Exchange, rate: float, hop_seconds: float) -> Link:
+    efficiency = rate / link.bytes_per_second.value
+    source = f"largest {by.kind} of {by.grid.source}"
+    return replace(
+        link,
+        efficiency=Quantity(round(efficiency, 4), "measured", source),
+        latency_seconds=Quantity(float(f"{hop_seconds:.4g}"), "derived", source.replace("largest", "smallest", 1)),
+        group_size=by.ranks,
+    )
+
+
+def save(cluster: Cluster, file: Path, *, force: bool) -> None:
+    """Write the cluster file, whole or not at all. Raises Refused where it cannot be written."""
+    files.write_whole(file, text(cluster), force=force)
+
+
+def summary(cluster: Cluster) -> dict[str, Any]:
+    """What a person wants to see of a measured cluster; `measure --json` prints it."""
+    found, chip = cluster.measured, cluster.chip
+    return {
+        "cluster": {
+            "name": cluster.name,
+            "nodes": cluster.nodes,
+            "gpus_per_node": cluster.gpus_per_node,
+            "chip": chip.name,
+            "memory_bytes": chip.memory_bytes.value,
+            "memory_bytes_per_second": chip.memory_bytes_per_second.value,
+            "best_flops_per_second": {dtype: rate.value for dtype, rate in chip.best_flops_per_second.items()},
+        },
+        "operation_seconds": None if found.operation_seconds is None else found.operation_seconds.value,
+        "together": None
+        if found.together is None
+        else {"ranks": found.together.ranks, **{s: r.value for s, r in found.together.ratios.items()}},
+        "beside": None
+        if found.beside is None
+        else {
+            "ranks": found.beside.ranks,
+            "compute": found.beside.compute.value,
+            "exchange": found.beside.exchange.value,
+        },
+        "exchanges": [_exchange(e) for e in found.exchanges],
+        "grids": {s: len(getattr(found, s)) for s in ("matmul", "kernel", "attention", "optimizer")},
+        "sources": _sources(found),
+    }
+
+
+def _sources(found: Measured) -> list[str]:
+    """Where the measured numbers are from, each once."""
+    grids = (*found.matmul.values(), *found.kernel.values(), *found.attention.values(), *found.optimizer.values())
+    return list(dict.fromkeys(grid.source for grid in (*grids, *(e.grid for e in found.exchanges))))
+
+
+def _exchange(e: Exchange) -> dict[str, Any]:
+    payloads = e.grid.sizes[0]
+    wire = [float(wire_bytes(e.kind, payload, e.ranks)) for payload in payloads]
+    return {
+        "kind": e.kind,
+        "ranks": e.ranks,
+        "nodes": e.nodes,
+        "payload_bytes": list(payloads),
+        "seconds": list(e.grid.seconds),
+        "low_seconds": list(e.grid.low_seconds),
+        "high_seconds": list(e.grid.high_seconds),
+        "algbw_bytes_per_second": [p / s for p, s in zip(payloads, e.grid.seconds, strict=True)],
+        "busbw_bytes_per_second": [w / s for w, s in zip(wire, e.grid.seconds, strict=True)],
+        "repeats": e.grid.repeats,
+    }
+
+
+def _version() -> str:
+    try:
+        return installed("nanum")
+    except PackageNotFoundError:
+        return "from its source"

@@ -1,0 +1,127 @@
+"""From what `nanum.live.measure` measured to a `Cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from nanum.cluster import Chip, Cluster, Link, Quantity
+from nanum.cluster.grids import measured
+from nanum.cluster.measured import Exchange, Measured
+from nanum.cluster.parse import default_network
+from nanum.collectives import ring_steps, wire_bytes
+from nanum.units import MIB
+
+Document = Mapping[str, Any]
+
+DIGITS = 4
+"""Of a number that was measured: the rest is noise."""
+
+
+def cluster(document: Document, name: str, version: str) -> Cluster:
+    """The machine as one node. Its best matmul stands for the peak, and a copy for the memory's bandwidth."""
+    about = document["machine"]
+    source = _source(document, version)
+    found = measured(_table(document, source))
+
+    def known(value: float) -> Quantity:
+        return Quantity(_rounded(value), "measured", source)
+
+    best = {dtype: known(rate) for dtype, rate in _best_matmuls(found).items()}
+    device = "1 core" if about["kind"] == "cpu" else f"{about['multiprocessors']} multiprocessors"
+    chip = Chip(
+        name=f"{about['name']} ({device})",
+        peak_flops_per_second=best,
+        best_flops_per_second=best,
+        memory_bytes=Quantity(about["memory_bytes"], "measured", f"as the system reports it; {source}"),
+        memory_bytes_per_second=known(_copy_bytes_per_second(found)),
+        multiprocessors=Quantity(about["multiprocessors"], "measured", f"as the system reports it; {source}"),
+    )
+    link = _link(found, about, source)
+    return Cluster(name, 1, about["devices"], chip, link, default_network(), measured=found)
+
+
+def _source(document: Document, version: str) -> str:
+    about = document["machine"]
+    libraries = ", ".join(f"{name} {found}" for name, found in about["libraries"].items())
+    threads = "one thread a rank" if about["kind"] == "cpu" else about["kind"]
+    quick = " --quick" if document["quick"] else ""
+    devices = f"{about['devices']} x {about['name']}, {threads}"
+    return (
+        f"nanum {version} measure{quick}, {about['date']}, {devices}; {libraries}; load {document['load']:.1f} before"
+    )
+
+
+def _table(document: Document, source: str) -> dict[str, Any]:
+    """The document as a [measured] table."""
+    table: dict[str, Any] = {
+        "tag": "measured",
+        "source": source,
+        "streams": document["machine"]["streams"],
+        "operation_seconds": _rounded(document["operation_seconds"]),
+    }
+    for ratios in ("beside", "together"):
+        if ratios in document:
+            table[ratios] = {k: v if k == "ranks" else _rounded(v) for k, v in document[ratios].items()}
+    for grid in document["grids"]:
+        entry = {
+            key: list(map(_rounded, value)) if key.endswith("seconds") else value
+            for key, value in grid.items()
+            if key != "subject"
+        }
+        table.setdefault(grid["subject"], []).append(entry)
+    return table
+
+
+def _best_matmuls(found: Measured) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for (dtype, _), grid in found.matmul.items():
+        for (m, n, k), seconds in zip(product(*grid.sizes), grid.seconds, strict=True):
+            best[dtype] = max(best.get(dtype, 0.0), 2.0 * m * n * k / seconds)
+    return best
+
+
+BEYOND_CACHES_BYTES = 16 * MIB
+
+
+def _copy_bytes_per_second(found: Measured) -> float:
+    """Of the fastest copy beyond the caches."""
+    grid = found.kernel["fp32", "copy"]
+    rates = [(size, size / seconds) for size, seconds in zip(grid.sizes[0], grid.seconds, strict=True)]
+    return max(rate for size, rate in rates if size >= BEYOND_CACHES_BYTES or size == rates[-1][0])
+
+
+def _link(found: Measured, about: Document, source: str) -> Link:
+    """By the largest all-gather of all devices, which gives a bandwidth as it is (and so an efficiency of 1), and the
+    smallest all-reduce, which gives a hop's latency.
+    """
+    name = "NCCL" if about["kind"] == "cuda" else "gloo"
+    whole = {e.kind: e for e in found.exchanges if e.ranks == about["devices"]}
+    if not whole:
+        none = Quantity(1e9, "assumed", "one device: there is nobody to exchange with")
+        return Link("none", none, Quantity(1.0, *_how(none)), Quantity(0.0, *_how(none)), 1)
+    rate = _busbw(whole["all_gather"], -1)
+    small = whole["all_reduce"]
+    hop = small.grid.seconds[0] / ring_steps("all_reduce", small.ranks)
+    return Link(
+        name=f"{name} in one machine",
+        bytes_per_second=Quantity(_rounded(rate), "measured", f"bus bandwidth of the largest all-gather; {source}"),
+        efficiency=Quantity(1.0, "measured", f"the bandwidth is the measured one; {source}"),
+        latency_seconds=Quantity(_rounded(hop), "measured", f"smallest all-reduce, by its ring's steps; {source}"),
+        group_size=small.ranks,
+    )
+
+
+def _busbw(exchange: Exchange, at: int) -> float:
+    """Bus bandwidth as nccl-tests has it: what each rank must send, over seconds."""
+    payload = exchange.grid.sizes[0][at]
+    return float(wire_bytes(exchange.kind, payload, exchange.ranks)) / exchange.grid.seconds[at]
+
+
+def _how(quantity: Quantity) -> tuple[Any, str]:
+    return quantity.tag, quantity.source
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,218 @@
+"""Logs of nccl-tests, in the forms that its versions print, and what they say of a cluster."""
+
+# ruff: noqa: E501, W291 - lines as nccl-tests prints them
+
+import pytest
+
+from nanum.account.cost import Cost
+from nanum.account.exchanges import modelled
+from nanum.cluster import load
+from nanum.collectives import wire_bytes
+from nanum.errors import Refused
+from nanum.layout import Layout
+from nanum.measure import from_nccl_tests, nccl_tests
+from nanum.program import Collective
+
+# Printed by nccl-tests 2.13 and later.
+HEAD = """\
+# nThread 1 nGpus 1 minBytes 8 maxBytes 1073741824 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+# Using devices
+"""
+COLUMNS = """\
+#
+#                                                              out-of-place                       in-place          
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       
+"""
+TAIL = """\
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 70.742 
+#
+"""
+
+
+def rank(i, per_node, group=0):
+    return f"#  Rank {i:2} Group {group:2} Pid {6899 + i:6} on node-{i // per_node} device {i % per_node:2} [0x04] NVIDIA H100 80GB HBM3\n"
+
+
+def row(size, us, again=None, redop="sum", wrong="0"):
+    again = us if again is None else again
+    one, two = (f"{us:8.2f} {size / us / 1e3:7.2f} {size / us / 1e3:7.2f}" for us in (us, again))
+    return f"{size:12} {size // 4:13}     float {redop:>7}      -1 {one}      {wrong} {two}    N/A\n"
+
+
+def log(ranks, per_node, rows, title=""):
+    return title + HEAD + "".join(rank(i, per_node) for i in range(ranks)) + COLUMNS + "".join(rows) + TAIL
+
+
+SIZES = [1024, 1048576, 1073741824]
+NEW = "# Collective test starting: all_reduce_perf\n"
+
+
+def one(text, name="a.log"):
+    (run,), wrong = nccl_tests.parse(text, name)
+    assert wrong == []
+    return run
+
+
+def test_a_run_of_two_nodes():
+    run = one(log(16, 8, [row(1024, 120.0, 118.0), row(2**30, 6759.0)], NEW))
+    assert (run.kind, run.ranks, run.nodes, run.repeats) == ("all_reduce", 16, 2, 20)
+    assert run.device == "NVIDIA H100 80GB HBM3"
+    assert dict(run.seconds) == {1024: [120e-6, 118e-6], 2**30: [pytest.approx(6759e-6)] * 2}
+
+
+def test_the_form_before_2_13():
+    """Without groups and roots, the last column called error, the rank's line without its bus."""
+    text = (
+        "# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 1048576(bytes) warmup iters: 5 iters: 20 validation: 1 \n#\n"
+        "# Using devices\n"
+        "#   Rank  0 Pid   1320 on ip-172-31-20-228 device  0 [0x00] Tesla V100-SXM2-16GB\n"
+        "#   Rank  1 Pid   2066 on ip-172-31-22-230 device  0 [0x00] Tesla V100-SXM2-16GB\n#\n"
+        "#                                                     out-of-place                       in-place          \n"
+        "#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error\n"
+        "#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       \n"
+        "     1048576        262144   float     sum    100.0   10.49   10.49  2e-07    110.0    9.53    9.53  1e-07\n"
+    )
+    run = one(text, "all_reduce_perf.log")
+    assert (run.kind, run.ranks, run.nodes) == ("all_reduce", 2, 2)
+    assert run.seconds[1048576] == [100e-6, 110e-6]
+
+
+@pytest.mark.parametrize(
+    ("title", "name", "kind"),
+    [
+        ("# Collective test starting: alltoall_perf\n", "a.log", "all_to_all"),
+        ("$ mpirun -np 8 ./build/reduce_scatter_perf -b 8 -e 1G -f 2 -g 1\n", "a.log", "reduce_scatter"),
+        ("", "sendrecv_perf-8.txt", "send"),
+        ("", "all-gather.log", "all_gather"),
+        ("# Collective test starting: all_gather_perf\n", "all_reduce.log", "all_gather"),
+    ],
+)
+def test_which_test_it_was(title, name, kind):
+    assert one(log(8, 8, [row(1024, 20.0)], title), name).kind == kind
+
+
+def test_lines_tagged_by_mpirun():
+    tagged = "".join(f"[1,0]<stdout>:{line}\n" for line in log(8, 8, [row(1024, 20.0)], NEW).splitlines())
+    assert one(tagged).seconds == {1024: [20e-6, 20e-6]}
+
+
+def test_several_runs_in_one_file():
+    text = log(8, 8, [row(1024, 20.0)], NEW) + log(
+        16, 8, [row(1024, 60.0, redop="none")], "# Collective test starting: all_gather_perf\n"
+    )
+    runs, wrong = nccl_tests.parse(text, "a.log")
+    assert not wrong
+    assert [(run.kind, run.ranks) for run in runs] == [("all_reduce", 8), ("all_gather", 16)]
+
+
+def test_a_run_split_into_groups_has_the_ranks_of_one():
+    text = NEW + HEAD + "".join(rank(i % 8, 8, group=i // 8) for i in range(16)) + COLUMNS + row(1024, 20.0)
+    run = one(text)
+    assert (run.ranks, run.nodes) == (8, 1)
+
+
+def test_no_time_in_place():
+    line = "        1024           256     float    none      -1    20.00    0.05    0.04      0      N/A     N/A     N/A    N/A\n"
+    assert one(log(8, 8, [line], NEW)).seconds == {1024: [20e-6]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "line 1: not a log of nccl-tests"),
+        ("hello\nworld\n", "line 1: not a log of nccl-tests"),
+        (log(8, 8, [row(1024, 20.0)]), "line 1: which test it is, is not said: put its name into the file's"),
+        (log(8, 8, [], NEW), "line 2: a run without a row of times"),
+        (NEW + HEAD + COLUMNS + row(1024, 20.0), "line 2: a run without '#  Rank' lines"),
+        (log(1, 8, [row(1024, 20.0)], NEW), "line 2: a run of one rank, which exchanges nothing"),
+        (log(8, 8, [row(1024, 20.0, wrong="3")], NEW), "line 17: 3 results were wrong"),
+        (log(8, 8, [row(1024, 20.0)[:-8] + "\n"], NEW), "line 17: 12 values for 13 columns"),
+        (log(8, 8, [row(1024, 20.0).replace("20.00", "20.0x", 1)], NEW), "line 17: '20.0x 0.05 0.05' is not a time"),
+        (log(8, 8, [row(2**30, 9999.0).replace("9999.00", "  99.99", 1)], NEW), "bytes in 99.99 us are not"),
+        (NEW + HEAD + rank(0, 8) * 2 + COLUMNS + row(1024, 20.0), "line 6: rank 0 for the second time"),
+        (log(8, 8, [row(1024, 20.0)], NEW).replace("(us)", "(ms)"), "line 16: times are not in microseconds"),
+        (NEW + HEAD + rank(0, 8) + rank(1, 8) + row(1024, 20.0), "line 7: a row before the line that names"),
+    ],
+)
+def test_what_is_no_log_is_refused_by_line(text, said):
+    _, wrong = nccl_tests.parse(text, "a.log")
+    assert said in wrong[0]
+
+
+def test_every_file_s_reasons_at_once(tmp_path):
+    (tmp_path / "a.log").write_text("nothing")
+    with pytest.raises(Refused) as refused:
+        nccl_tests.read([tmp_path / "a.log", tmp_path / "b.log"])
+    assert [reason.split(": ")[0] for reason in refused.value.reasons] == [
+        str(tmp_path / n) for n in ("a.log", "b.log")
+    ]
+
+
+def exchange(kind, axis, size, payload, calls=1):
+    return Collective(kind, (axis,), "forward", "params", "bf16", size, calls, payload, wire_bytes(kind, payload, size))
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """An all-reduce in a node, and an all-gather across two."""
+    within = [row(size, 20 + size * 1.75 / 340e3) for size in SIZES]
+    across = [row(size, 60 + size * 0.9375 / 320e3, redop="none") for size in SIZES]
+    (tmp_path / "all_reduce_perf.log").write_text(log(8, 8, within))
+    (tmp_path / "all_gather_perf.log").write_text(log(16, 8, across))
+    return sorted(tmp_path.glob("*.log"))
+
+
+def test_a_cluster_costs_what_its_logs_measured(logs):
+    cluster = from_nccl_tests(logs, load("1x1xh100-sxm"), "lab", sized=False)
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.name) == (2, 8, "lab")
+    inside, across = Cost(cluster, Layout(dp_shard=2, tp=8)), Cost(cluster, Layout(dp_shard=16))
+    for size in SIZES:
+        got = inside.collective_seconds(exchange("all_reduce", "tp", 8, size))
+        assert got == pytest.approx(20e-6 + size * 1.75 / 340e9, rel=1e-3)
+        got = across.collective_seconds(exchange("all_gather", "dp_shard", 16, size))
+        assert got == pytest.approx(60e-6 + size * 0.9375 / 320e9, rel=1e-3)
+    ten = inside.collective_seconds(exchange("all_reduce", "tp", 8, 10 * SIZES[1], calls=10))
+    assert ten == pytest.approx(10 * inside.collective_seconds(exchange("all_reduce", "tp", 8, SIZES[1])))
+
+
+def test_links_take_their_efficiency_from_the_logs(logs):
+    base = load("1x1xh100-sxm")
+    cluster = from_nccl_tests(logs, base, "lab", sized=False)
+    inner, outer = cluster.intra_node, cluster.inter_node
+    assert inner.bytes_per_second == base.intra_node.bytes_per_second
+    assert inner.efficiency.value == pytest.approx(340 / 450, rel=0.01)
+    assert inner.latency_seconds.value == pytest.approx(20e-6 / 14, rel=0.01)
+    assert (inner.group_size, outer.group_size) == (8, 16)
+    # of 16 ranks' gather, each GPU of a node sends an eighth of what its node must: half of the whole
+    assert outer.efficiency.value == pytest.approx(320 / 0.9375 / 2 / 8 / 50, rel=0.02)
+    assert {link.efficiency.tag for link in (inner, outer)} == {"measured"}
+    assert "all_reduce_perf.log: 8 ranks on 1 node, NVIDIA H100" in inner.efficiency.source
+
+
+def test_a_base_with_sizes_keeps_them(logs):
+    cluster = from_nccl_tests(logs, load("64x8xh100-sxm"), "lab", sized=True)
+    assert (cluster.nodes, cluster.gpus_per_node) == (64, 8)
+
+
+def test_beyond_the_measured_ranks_the_model_goes_on_from_the_nearest(logs):
+    cluster = from_nccl_tests(logs, load("4x8xh100-sxm"), "lab", sized=True)
+    payload = SIZES[-1]
+    two, four = (
+        Cost(cluster, Layout(dp_shard=n)).collective_seconds(exchange("all_gather", "dp_shard", n, payload))
+        for n in (16, 32)
+    )
+    plain = [modelled(cluster, "all_gather", payload, 1, 8, nodes, 8 * nodes) for nodes in (2, 4)]
+    assert four / two == pytest.approx(plain[1] / plain[0])
+    assert two != pytest.approx(plain[0], rel=0.01)  # or there would be nothing to put right
+
+
+def test_several_logs_of_one_test_are_put_together(tmp_path):
+    for name, us in (("a", 20.0), ("b", 30.0), ("c", 90.0)):
+        (tmp_path / f"{name}_all_reduce.log").write_text(log(8, 8, [row(1024, us)]))
+    (only,) = nccl_tests.read(sorted(tmp_path.glob("*.log"))).exchanges
+    grid = only.grid
+    assert (grid.low_seconds[0], grid.seconds[0], grid.high_seconds[0]) == pytest.approx((20e-6, 30e-6, 90e-6))
+    assert grid.repeats == 60
