@@ -32,9 +32,10 @@ def group_sizes(ranks: int) -> list[int]:
 
 
 def payloads(plan: Plan, ranks: int) -> list[int]:
-    """Bytes of a call; the largest leaves room for the buffers of all kinds. On a CPU there is a point on either side of
-    32 MiB, from which on a tensor gets fresh pages each time (`measure_kernels.RESULT_MIB`).
+    """Bytes of a call; the largest leaves room for the buffers of all kinds. On a CPU there is a point on either side
+    of 32 MiB, from which on a tensor gets fresh pages each time (`measure_kernels.RESULT_MIB`).
     """
+    mib: tuple[float, ...]
     if plan.device.type == "cuda":
         mib = (1 / 256, 1 / 8, 4, 32, 256) if plan.quick else (1 / 1024, 1 / 128, 1 / 16, 1 / 2, 4, 32, 256, 1024)
     else:

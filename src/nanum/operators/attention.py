@@ -40,8 +40,8 @@ def flash_flops(t: Tape, q: Tensor, keys: Any) -> Any:
 
 
 def flash_shape(t: Tape, q: Tensor, flops: Any) -> tuple[Any, Any, Any]:
-    """Heads of a rank's sequences, the side of the causal square of scores whose forward pass takes these FLOPs, and the
-    size of a head.
+    """Heads of a rank's sequences, the side of the causal square of scores whose forward pass takes these FLOPs, and
+    the size of a head.
     """
     head = t.shapes.dims["head"]
     rows = t.shapes.elements(("B", "A"), {"B": q.split.get("B", ()), "A": q.split.get("Q", ())})
