@@ -97,6 +97,9 @@ class RankStep:
                 how = {"gathers": gathers, "first": kind.first, "last": kind.last}
                 yield action, step.actions.backward(**how, half=half)
                 there[chunk] = True
+                lingers, output = step.lingers
+                if kind.first and lingers:
+                    yield None, (output,)
 
 
 def _updated(nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:

@@ -57,6 +57,7 @@ class Step:
     ids: Held  # the tokens of one micro-batch, where they are read; those of all are there from the beginning
     received: Held  # room for what one micro-batch receives, or is handed on its rank, where that is kept
     let_go: tuple[Held, Held]  # what was held to the end of the step: of each micro-batch, and once
+    lingers: tuple[Any, Held]  # whether (0 or 1, of all stages) a sent output outlives its backward, and its bytes
     actions: Actions
     runs: Runs | None  # none where the stage is one of several on its rank: `chunks.RankStep` has the order of these
     optimizer: tuple[Node, ...]
@@ -105,15 +106,26 @@ class Step:
     def released(self) -> tuple[Node, ...]:
         """What a schedule held to its end goes before the optimizer."""
         each, once = self.let_go
-        return Repeat(self.position.num_microbatches, (each,), self.at), Repeat(1, (once,), self.at)
+        lingers, output = self.lingers
+        return (
+            Repeat(self.position.num_microbatches, (each,), self.at),
+            Repeat(1, (once,), self.at),
+            Repeat(lingers, (replace(output, bytes=-output.bytes),), self.at),
+        )
 
     @property
     def before_update(self) -> tuple[Node, ...]:
         """All of it but the optimizer."""
         return (
             *self.at_rest,
-            *(Repeat(rounds, self._body(names)) for rounds, names in self.order),
+            *(node for rounds, names in self.order for node in self._run(rounds, names)),
         )
+
+    def _run(self, rounds: Any, names: tuple[str, ...]) -> tuple[Node, ...]:
+        """Actions in turn, and what lingers after the first backward."""
+        lingers, output = self.lingers
+        after = (Repeat(lingers, (output,), self.at),) if names == ("backward.first",) else ()
+        return Repeat(rounds, self._body(names)), *after
 
     def _body(self, names: tuple[str, ...]) -> tuple[Node, ...]:
         if names not in self.bodies:
@@ -190,7 +202,11 @@ def step(
     ways = (stage.onward + stage.back + stage.hands_on + stage.takes) * conventions.stage_keeps_buffers
     received = Held("buffers", chain.output_bytes * ways, "received")
     ends = _let_go(chain, conventions, structure)
-    return Step((*data.resident(), tables), ids, received, ends, actions, runs, tuple(end), send, position, layout)
+    output = Held("activations", chain.output_bytes * stage.onward, "sent output")
+    lingers = _lingers(position, conventions, structure), output
+    return Step(
+        (*data.resident(), tables), ids, received, ends, lingers, actions, runs, tuple(end), send, position, layout
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,14 +269,14 @@ def _backward(
 ) -> list[Node]:
     """An output is held until the end of its backward. Under `stage_keeps_buffers` an output's gradient is the room
     that it came in, and what is sent is held until the send is waited for: at the end of the step, or by 1F1B once the
-    next is to be sent, the last output of its warm-up aside.
+    next is to be sent, one output aside (`_lingers`).
     """
     stage, size = chain.stage, chain.output_bytes
     sends_last = _sends_last(conventions, structure)
     begin: list[Node] = []
     end: list[Node] = []
     if half != "weight":
-        if conventions.stage_keeps_output and not ((first and conventions.stage_keeps_buffers) or sends_last):
+        if conventions.stage_keeps_output and not sends_last:
             end.append(Held("activations", -size * stage.onward))
         if conventions.stage_keeps_buffers:
             begin.append(Held("activations", -size * (stage.onward + stage.hands_on)))
@@ -285,10 +301,23 @@ def _sends_last(conventions: Conventions, structure: Structure) -> bool:
 def _let_go(chain: Chain, conventions: Conventions, structure: Structure) -> tuple[Held, Held]:
     """What goes at the end of a step, of each micro-batch and once: losses, and what sends still hold."""
     stage = chain.stage
-    sent = chain.output_bytes * (stage.onward + stage.back) * conventions.stage_keeps_buffers
+    sent_back = chain.output_bytes * stage.back * conventions.stage_keeps_buffers
+    sent = sent_back + chain.output_bytes * stage.onward * conventions.stage_keeps_buffers
     lost = LOSS_BYTES * stage.heads * (conventions.step_keeps_logits and structure.pipelined)
     last = _sends_last(conventions, structure)
-    return Held("activations", -sent * last - lost), Held("activations", -sent * (not last))
+    return Held("activations", -sent * last - lost), Held("activations", -sent_back * (not last))
+
+
+def _lingers(position: Position, conventions: Conventions, structure: Structure) -> Any:
+    """Whether an output is still held after its backward: PyTorch's 1F1B keeps hold of the last send but one of its
+    warm-up, which it has waited for, until it sends a gradient in its cool-down (`Schedule1F1B._step_microbatches`).
+    """
+    if not (structure.pipelined and conventions.stage_keeps_buffers and structure.schedule == "1f1b"):
+        return 0
+    m = position.num_microbatches
+    run = runs("1f1b", position.pp, position.stage, m)
+    ahead = run.warmup + (run.steady > 0)
+    return ((ahead >= 2) & (2 * ahead - 2 < m)) * 1
 
 
 def _send(chain: Chain, phase: Any, presence: Any) -> Collective:

@@ -153,7 +153,9 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
             staged = place_stages(question.model, question.job, entries, question.engine, stage, bodies)
             placed[here] = staged, Cost(question.cluster, staged.layout)
         staged, cost = placed[here]
-        key = (*_same_actions(structure), *here)
+        # What a stage keeps of what it sends is told by the schedule, where it keeps any.
+        sends = structure.schedule if bodies.parts.conventions.stage_keeps_buffers else ""
+        key = (*_same_actions(structure), sends, *here)
         if key not in steps:
             step = assemble(staged, bodies.parts, structure, question.engine)
             steps[key] = step, axes_of(step.program, axes_known)
