@@ -36,7 +36,7 @@ from nanum.live.supervisor import RankFailed, run_ranks
 from nanum.live.training import Trainer, trainer
 from nanum.processes import FAILED, REFUSED
 
-WARM_UP = 3  # steps: DDP rebuilds its buckets in the second, and the third is the first with them
+WARM_UP = 2  # steps: DDP rebuilds its buckets in the second
 AXIS = "dp_replicate"
 
 
@@ -58,9 +58,9 @@ class Rounds:
         rounds = self.agreed(time.perf_counter() - begin)
         samples = []
         for i in range(rounds):
-            if self.rank == 0:
-                self.pulse.progress(i + 1, rounds + 1)
             samples.append(self.round(trainers, i))
+            if self.rank == 0:
+                self.pulse.progress(i + 1, rounds)
         return {"steps": [each[0] for each in samples], "all_reduce_seconds": [each[1] for each in samples]}
 
     def mesh(self, size: int) -> DeviceMesh | None:
