@@ -1,4 +1,4 @@
-"""Part D: data parallelism on 1, 2 … processes. What the formula says, what the run says, and what lowers the serial part.
+"""Part D: data parallelism on 1, 2 … processes. What the formula says, what the run says, what lowers the serial part.
 
 The measurement is `nanum.live.rounds`, run as a process; the bytes are read off the Program, as `nanum verify` does.
 """
@@ -15,7 +15,7 @@ from nanum import processes
 from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE
 from nanum.engines.torch import on_gloo
-from nanum.job import Job
+from nanum.job import Job, Precision
 from nanum.layout import Layout, Structure
 from nanum.lesson.arithmetic import amdahl_limit, amdahl_speedup, gpus_at_half_efficiency
 from nanum.lesson.measured import device_name
@@ -27,8 +27,10 @@ from nanum.verify.case import Case
 from nanum.verify.expected import expected
 
 MOST_RANKS = 8
+WIDE = 0.5
+"""Where the rounds leave a serial fraction within more than this part of it, a curve drawn with it is one of many."""
 CONTINUED = tuple(2**power for power in range(1, 11))
-PRECISION = "fp32"
+PRECISION: Precision = "fp32"
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Divided:
     sequences: int = 8
     least_rounds: int = 3
     most_rounds: int = 15
-    seconds: float = 24.0
+    seconds: float = 30.0
 
     @property
     def model(self) -> Model:
@@ -241,10 +243,11 @@ def from_rounds(divided: Divided, cores: int, ranks: Sequence[int], measured: di
 
 def _amdahl(scaled: dict[str, Any]) -> dict[str, Any]:
     """The law continued with the serial fraction that was measured; nowhere, where that is not above 0."""
-    fraction = scaled["serial_fraction"]
+    fraction, (low, high) = scaled["serial_fraction"], scaled["serial_fraction_range"]
     return {
         "serial_fraction": fraction,
-        "serial_fraction_range": scaled["serial_fraction_range"],
+        "serial_fraction_range": [low, high],
+        "noisy": high - low > WIDE * fraction,
         "limit": amdahl_limit(fraction),
         "gpus_at_half_efficiency": gpus_at_half_efficiency(fraction),
         "curve": [{"gpus": n, "speedup": amdahl_speedup(fraction, n)} for n in CONTINUED] if fraction > 0 else [],
@@ -265,7 +268,7 @@ def _scaled(divided: Divided, n: int, seconds: Sequence[float], one: Sequence[fl
     found = {"ranks": n, "sequences_per_rank": divided.sequences // n, **middle(seconds)}
     speedup = median(one) / median(seconds)
     found |= {"speedup": speedup, "efficiency": speedup / n}
-    return found | (_fraction(n, seconds, one) if n > 1 else {"serial_fraction": None, "serial_fraction_range": None})
+    return found | (_fraction(n, seconds, one) if n > 1 else {"serial_fraction": None, "serial_fraction_range": []})
 
 
 def _fraction(n: int, seconds: Sequence[float], one: Sequence[float]) -> dict[str, Any]:
@@ -275,7 +278,7 @@ def _fraction(n: int, seconds: Sequence[float], one: Sequence[float]) -> dict[st
 
 
 def _beside_formula(predicted_seconds: list[float], seconds: Sequence[float]) -> dict[str, Any]:
-    """A step by the formula and as measured, and the difference: how far it was measured outside of the formula's range,
+    """A step by the formula and as measured, and the difference: how far outside the formula's range it was measured,
     over the end that is nearer.
     """
     low, high = predicted_seconds
@@ -290,17 +293,22 @@ def _predicted(
 ) -> dict[str, Any]:
     """The formula's step of N ranks before they ran, as a serial fraction too; and what the run says of that range."""
     low, high = exchange["predicted_seconds"]
-    slower = compare([each.step(1.0, hides=False) for each in apart], seconds)
-    faster = compare([each.step(1.0, hides=True) for each in apart], seconds)
-    above, below = slower["verdict"] == "slower", faster["verdict"] == "faster"
+    difference = exchange["difference"]
+    above = compare([each.step(1.0, hides=False) for each in apart], seconds)
+    below = compare([each.step(1.0, hides=True) for each in apart], seconds)
+    if not difference:
+        verdict, outside = "held", above["rounds_slower"] + below["rounds_faster"]
+    elif difference > 0:
+        verdict, outside = above["verdict"], above["rounds_slower"]
+    else:
+        verdict, outside = below["verdict"], below["rounds_faster"]
     return {
         "seconds": [low, high],
         "serial_fraction": [karp_flatt(one_seconds / each, n) for each in (low, high)],
         "measured_seconds": exchange["median_seconds"],
-        "difference": exchange["difference"],
-        "rounds_above": slower["rounds_slower"],
-        "rounds_below": faster["rounds_faster"],
-        "verdict": "slower" if above else "faster" if below else "noise" if exchange["difference"] else "held",
+        "difference": difference,
+        "rounds_outside": outside,
+        "verdict": verdict,
     }
 
 

@@ -1,4 +1,4 @@
-"""Part E: data parallel, tensor parallel and a pipeline run for real, by `nanum verify`: the formula, the run, what differs.
+"""Part E: data parallel, tensor parallel and a pipeline run for real, as `nanum verify` does: formula, run, difference.
 
 Formulas are the textbook's, written out here as a reader would; what is predicted is read off the Program, and counted
 is what PyTorch did.
@@ -170,7 +170,7 @@ def _sent(rows: Sequence[dict[str, Any]], side: str) -> dict[int, int]:
 
 
 def _sockets(run: Verification) -> dict[str, Any]:
-    """What came in over all sockets of all ranks, by gloo's own algorithms and by the kernel (None: it does not tell)."""
+    """What came in over all ranks' sockets, by gloo's own algorithms and by the kernel (None: it tells nothing)."""
     came = [answer["received_bytes"] for answer in run.answer["ranks"]]
     expected = sum(
         received_bytes(key.kind, row.payload_bytes, key.group_size)

@@ -51,16 +51,12 @@ class Rounds:
         self.message = torch.zeros(self.asked["all_reduce_bytes"] // 4)
         meshes = {size: self.mesh(size) for size in sorted({question.layout.world for question in self.questions})}
         trainers = [self.trainer(question, meshes[question.layout.world]) for question in self.questions]
-        for _ in range(WARM_UP - 1):
+        for _ in range(WARM_UP):
             self.round(trainers, 0)
         begin = time.perf_counter()
-        self.round(trainers, 0)
-        rounds = self.agreed(time.perf_counter() - begin)
-        samples = []
-        for i in range(rounds):
-            samples.append(self.round(trainers, i))
-            if self.rank == 0:
-                self.pulse.progress(i + 1, rounds)
+        samples: list[tuple[list[dict[str, float] | None], float]] = []
+        while self.another(len(samples), time.perf_counter() - begin):
+            samples.append(self.round(trainers, len(samples)))
         return {"steps": [each[0] for each in samples], "all_reduce_seconds": [each[1] for each in samples]}
 
     def mesh(self, size: int) -> DeviceMesh | None:
@@ -79,13 +75,16 @@ class Rounds:
         ledger = Ledger(question.mesh, lambda text, group: None)
         return trainer(question, question.coordinates(self.rank), mesh, ledger)
 
-    def agreed(self, round_seconds: float) -> int:
-        """How many rounds there is time for, by the first rank's clock: an odd number, so that one is the middle."""
-        asked = self.asked
-        rounds = min(asked["most_rounds"], max(asked["least_rounds"], int(asked["seconds"] / round_seconds)))
-        told = torch.tensor(rounds - (rounds + 1) % 2)
+    def another(self, done: int, seconds: float) -> bool:
+        """Whether there is time for one more round, by the first rank's clock: it tells the others."""
+        least, most, budget_seconds = (self.asked[name] for name in ("least_rounds", "most_rounds", "seconds"))
+        fits = seconds * (done + 1) / max(done, 1) <= budget_seconds
+        told = torch.tensor(done < least or (done < most and fits))
         dist.broadcast(told, 0)
-        return int(told)
+        if self.rank == 0:
+            total = most if done < 2 else min(most, max(least, int(budget_seconds * done / seconds)))
+            self.pulse.progress(done, max(done, total))
+        return bool(told)
 
     def round(self, trainers: Sequence[Trainer | None], turn: int) -> tuple[list[dict[str, float] | None], float]:
         """One step of each, from a different one on in each round; of those that this rank is not in, None."""
