@@ -78,10 +78,10 @@ TEXT: dict[str, str] = {
         "Either the smaller share fits the caches better, or this is noise."
     ),
     "D.exchanges": (
-        "Three techniques lower s, here with N = {n}. Bucketing sends the gradients of several tensors as one message; "
-        "overlap sends them while the backward pass still computes; an exchange in bf16 halves their bytes. By the "
-        "formula one message at the end hides nothing, messages on the way hide up to the backward pass's time, and "
-        "bf16 halves what is to be hidden:"
+        "Three techniques are meant to lower s, here with N = {n}. Bucketing sends the gradients of several tensors as "
+        "one message; overlap sends them while the backward pass still computes; an exchange in bf16 halves their "
+        "bytes. By the formula one message at the end hides nothing, messages on the way hide up to the backward "
+        "pass's time, and bf16 halves what is to be hidden:"
     ),
     "D.exchange": "Exchange",
     "D.by_formula": "Formula",
@@ -172,7 +172,7 @@ TEXT: dict[str, str] = {
     "E.one_process": "one process",
     "E.params": "Params",
     "E.grads": "Grads",
-    "E.optimizer_states": "AdamW",
+    "E.optimizer_states": "Optimizer",
     "E.saved": "Saved",
     "E.peak": "Peak",
     "E.agrees": "equal",
