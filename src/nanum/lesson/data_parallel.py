@@ -71,7 +71,7 @@ class Divided:
     sequences: int = 8
     least_rounds: int = 3
     most_rounds: int = 15
-    seconds: float = 30.0
+    seconds: float = 36.0
 
     @property
     def model(self) -> Model:
