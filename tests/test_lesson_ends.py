@@ -7,40 +7,41 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import nothing
 
 from nanum import lesson, processes
-from nanum.errors import Refused
+from nanum.errors import Refused, RunFailed
 from nanum.lesson import measured
+from nanum.processes import Progress
 
 SOURCE = Path(lesson.__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("part", ["D", "E"])
-def test_later_parts_are_refused(part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Refused, match=f"part {part} of the lesson belongs to a later release"):
-        lesson.run(("A", part))
+def test_a_part_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Refused, match="F is not a part of the lesson"):
+        lesson.run(("A", "F"))
     assert capsys.readouterr().out == ""
-    with pytest.raises(Refused, match="A, B, C"):
-        lesson.document((part,))
+    with pytest.raises(Refused, match="A, B, C, D, E"):
+        lesson.document(("F",))
 
 
 def test_every_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused) as refused:
-        lesson.run(("X", "D", "Y"), lang="fr")
-    asked = ("lang=fr is not", "X is not", "part D", "Y is not")
+        lesson.run(("X", "A", "Y"), lang="fr")
+    asked = ("lang=fr is not", "X is not", "Y is not")
     assert len(refused.value.reasons) == len(asked)
     assert all(reason.startswith(start) for reason, start in zip(refused.value.reasons, asked, strict=True))
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(Refused) as refused:
-        lesson.document(("D", "B"))
-    assert ["torch" in reason for reason in refused.value.reasons] == [False, True]
+        lesson.document(("F", "B", "D"))
+    assert ["torch" in reason for reason in refused.value.reasons] == [False, True, True]
 
 
 def test_what_is_refused_is_said_as_by_every_command() -> None:
-    command = [sys.executable, "-m", "nanum", "lesson", "D", "x\n", "--lang", "fr"]
+    command = [sys.executable, "-m", "nanum", "lesson", "F", "x\n", "--lang", "fr"]
     done = subprocess.run(command, capture_output=True, text=True, env=processes.environment())
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 3
@@ -59,10 +60,36 @@ def test_without_torch_the_arithmetic_is_printed_and_the_rest_says_what_to_insta
     with pytest.raises(Refused) as refused:
         lesson.run(())
     assert "28.0 GB" in capsys.readouterr().out
-    assert ["pip install 'nanum[torch]'" in reason for reason in refused.value.reasons] == [True, True]
+    assert ["pip install 'nanum[torch]'" in reason for reason in refused.value.reasons] == [True] * 4
+    assert [reason.split()[1] for reason in refused.value.reasons] == ["B", "C", "D", "E"]
     with pytest.raises(Refused, match="설치되어 있지 않다"):
         lesson.run(("B",), "ko", json=True)
     assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_fails_is_told_after_what_came_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(progress: Progress) -> dict[str, Any]:
+        raise RunFailed("rank 1 was killed by SIGKILL")
+
+    monkeypatch.setattr(lesson, "torch_is_missing", lambda: False)
+    monkeypatch.setitem(lesson.MEASUREMENTS, "D", fails)
+    with pytest.raises(RunFailed, match="rank 1"):
+        lesson.run(("A", "D"), json=True)
+    assert list(json.loads(capsys.readouterr().out)) == ["A"]
+    with pytest.raises(RunFailed, match="rank 1"):
+        lesson.document(("D",))
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_run_that_differs_from_the_prediction_is_bad_news(
+    ok: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lesson, "torch_is_missing", lambda: False)
+    monkeypatch.setitem(lesson.MEASUREMENTS, "E", lambda progress: {"ok": ok})
+    assert lesson.run(("E",), json=True) == (0 if ok else 1)
+    assert json.loads(capsys.readouterr().out) == {"E": {"ok": ok}}
 
 
 def test_a_torch_that_does_not_import_is_told_by_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

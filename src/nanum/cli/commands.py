@@ -307,7 +307,7 @@ def measure(
 @ends
 def lesson(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[A] [B] [C]", help="Which parts. [all]", show_default=False)
+        list[str] | None, typer.Argument(metavar="[A] [B] [C] [D] [E]", help="Which parts. [all]", show_default=False)
     ] = None,
     lang: Annotated[str, typer.Option(metavar="en|ko", help="Its language.")] = "en",
     json: flags.AsJson = False,
@@ -318,9 +318,12 @@ def lesson(
     Examples:
       nanum lesson
       nanum lesson A --lang ko
-      nanum lesson C --json
+      nanum lesson D E --json
 
-    A is arithmetic; the other parts measure this machine, and need the torch extra.
+    A is arithmetic and prediction. B and C measure one process of this machine; D and E run data, tensor and pipeline
+    parallelism on several. B to E need the torch extra; all of it takes some two minutes.
+
+    Exit code: 0, or 1 where what E runs differs from what was predicted, or a run failed.
     """
     from nanum.lesson import run
 

@@ -107,5 +107,10 @@ def amdahl_speedup(serial_fraction: float, divisions: int, efficiency: float = 1
 
 
 def amdahl_limit(serial_fraction: float) -> float | None:
-    """1/s, what no number of GPUs passes; None where nothing is serial."""
-    return 1.0 / serial_fraction if serial_fraction else None
+    """1/s, what no number of GPUs passes; None where nothing is serial, or less (as a measurement may have it)."""
+    return 1.0 / serial_fraction if serial_fraction > 0 else None
+
+
+def gpus_at_half_efficiency(serial_fraction: float) -> float | None:
+    """N of which half is lost: S/N = 1/2 at 1 + 1/s. None where nothing is serial, or less."""
+    return 1.0 + 1.0 / serial_fraction if serial_fraction > 0 else None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from itertools import product
-from statistics import median, quantiles
 from typing import Any
 
 from nanum.lesson.arithmetic import DIVISIONS, SERIAL_FRACTIONS, amdahl_limit, amdahl_speedup
 from nanum.lesson.measured import bench, device_name
+from nanum.lesson.samples import middle
 from nanum.processes import Progress
 
 NOISE_LIMIT = 0.10
@@ -65,14 +65,11 @@ def from_samples(measured: dict[str, Any]) -> dict[str, Any]:
 
 def _share(share: dict[str, Any]) -> dict[str, Any]:
     seconds = share["seconds"]
-    low, middle, high = quantiles(seconds, n=4, method="inclusive")
     return {
         "n": share["n"],
         "rows": share["rows"],
-        "median_seconds": median(seconds),
-        "quartile_seconds": [low, high],
+        **middle(seconds),
         "range_seconds": [min(seconds), max(seconds)],
-        "spread": (high - low) / middle,
     }
 
 

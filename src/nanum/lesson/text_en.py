@@ -266,7 +266,6 @@ TEXT: dict[str, str] = {
         "{latency} shorter. Amdahl's law would call that a serial part of {serial}."
     ),
     # What is refused
-    "later": "part {part} of the lesson belongs to a later release: this one has {parts}",
     "unknown": "{part} is not a part of the lesson: it has {parts}",
     "no_torch": "part {part} measures with PyTorch, which is not installed: pip install 'nanum[torch]'",
 }

@@ -260,7 +260,6 @@ TEXT: dict[str, str] = {
         "비율 {serial}에 해당한다."
     ),
     # What is refused
-    "later": "수업의 {part} 부분은 다음 릴리스에 들어간다. 이 릴리스에는 {parts}가 있다",
     "unknown": "수업에 {part} 부분은 없다. {parts}가 있다",
     "no_torch": "{part} 부분은 PyTorch로 재는데 설치되어 있지 않다: pip install 'nanum[torch]'",
 }

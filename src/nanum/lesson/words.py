@@ -7,11 +7,13 @@ from typing import Any, Literal, get_args
 
 from nanum.errors import Refused
 from nanum.lesson.text_en import TEXT as ENGLISH
+from nanum.lesson.text_en_runs import TEXT as ENGLISH_RUNS
 from nanum.lesson.text_ko import TEXT as KOREAN
-from nanum.units import GB, MB
+from nanum.lesson.text_ko_runs import TEXT as KOREAN_RUNS
+from nanum.units import GB, MB, format_seconds
 
 Language = Literal["en", "ko"]
-TEXTS: dict[str, dict[str, str]] = {"en": ENGLISH, "ko": KOREAN}
+TEXTS: dict[str, dict[str, str]] = {"en": ENGLISH | ENGLISH_RUNS, "ko": KOREAN | KOREAN_RUNS}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,15 @@ def megabytes(count_bytes: float) -> str:
 def times(ratio: float) -> str:
     """27.5, 1.38, 0.88."""
     return f"{ratio:,.1f}" if ratio >= 100 else f"{ratio:.2f}"
+
+
+def seconds_between(low: float, high: float) -> str:
+    """`301 – 352 ms`, `0.98 s – 1.04 s`; one of the two where they print alike."""
+    first, second = format_seconds(low), format_seconds(high)
+    if first == second:
+        return first
+    number, _, unit = first.partition(" ")
+    return f"{number} – {second}" if second.partition(" ")[2] == unit else f"{first} – {second}"
 
 
 def percent(fraction: float | None, decimals: int = 0) -> str:

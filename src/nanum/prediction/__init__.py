@@ -86,6 +86,14 @@ class Time:
         return self.bubble_seconds / self.step_seconds
 
 
+def karp_flatt(speedup: float, n: int) -> float:
+    """The serial fraction that explains a speed-up on n > 1 processors: (1/S - 1/N) / (1 - 1/N) (Karp and Flatt 1990).
+
+    Below 0 where the speed-up is more than n, above 1 where it is less than 1.
+    """
+    return (1 / speedup - 1 / n) / (1 - 1 / n)
+
+
 def consistent(layout: Layout) -> Layout:
     """The structure says what the sizes say: a pipeline where pp > 1, tensor parallelism where tp > 1, and where cp > 1
     a kind of context parallelism (a ring, where it names none).
@@ -189,14 +197,9 @@ class Prediction:
         )
 
     def _serial_fraction(self, step_seconds: float) -> float | None:
-        """Karp and Flatt (1990): (1/S - 1/N) / (1 - 1/N), S the speed-up over one GPU, virtual where the model does not
-        fit it.
-        """
+        """Of the speed-up over one GPU, virtual where the model does not fit it."""
         n = self.cluster.gpus
-        if n == 1:
-            return None
-        speedup = self.one_gpu_seconds / step_seconds
-        return float((1 / speedup - 1 / n) / (1 - 1 / n))
+        return None if n == 1 else float(karp_flatt(self.one_gpu_seconds / step_seconds, n))
 
     @cached_property
     def one_gpu_seconds(self) -> float:
