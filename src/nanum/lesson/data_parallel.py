@@ -294,14 +294,17 @@ def _predicted(
     """The formula's step of N ranks before they ran, as a serial fraction too; and what the run says of that range."""
     low, high = exchange["predicted_seconds"]
     difference = exchange["difference"]
-    above = compare([each.step(1.0, hides=False) for each in apart], seconds)
-    below = compare([each.step(1.0, hides=True) for each in apart], seconds)
+    pairs = list(zip(apart, seconds, strict=True))
+    above = sum(each.step(1.0, hides=False) < measured for each, measured in pairs)
+    below = sum(each.step(1.0, hides=True) > measured for each, measured in pairs)
     if not difference:
-        verdict, outside = "held", above["rounds_slower"] + below["rounds_faster"]
+        verdict, outside = "held", above + below
     elif difference > 0:
-        verdict, outside = above["verdict"], above["rounds_slower"]
+        verdict, outside = "slower", above
     else:
-        verdict, outside = below["verdict"], below["rounds_faster"]
+        verdict, outside = "faster", below
+    if difference and outside < rounds_to_agree(len(seconds)):
+        verdict = "noise"
     return {
         "seconds": [low, high],
         "serial_fraction": [karp_flatt(one_seconds / each, n) for each in (low, high)],
