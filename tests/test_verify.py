@@ -61,7 +61,7 @@ def verified(name: str, answer: dict[str, Any], engine: Engine | None = None) ->
 @pytest.mark.parametrize("name", QUICK)
 def test_a_real_run_is_as_predicted(answers: Answers, name: str) -> None:
     found = verified(name, answers[name])
-    assert [check.to_dict() for check in found.checks if not check.ok] == []
+    assert [check.to_dict() for check in found.checks if check.ok is False] == []
     assert all(row.ok for row in found.rows)
     exact = ("params", "grads", "optimizer_states", "saved")
     assert all(each.predicted == each.counted for each in found.held if each.category in exact)
@@ -101,7 +101,7 @@ def test_the_matrix_has_what_was_promised() -> None:
 
 # --- a wrong prediction is caught -------------------------------------------------------------------------------------
 def failing(found: Verification) -> set[str]:
-    return {check.name for check in found.checks if not check.ok}
+    return {check.name for check in found.checks if check.ok is False}
 
 
 def breaking(**wrong: Any) -> Engine:

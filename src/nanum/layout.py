@@ -54,6 +54,14 @@ class Layout:
     def sizes(self) -> dict[str, Any]:
         return {axis: getattr(self, axis) for axis in self.rank_order}
 
+    def place(self, rank: int) -> dict[str, int]:
+        """A rank's index along each axis, of one layout."""
+        found, stride = {}, self.world
+        for axis, size in self.sizes.items():
+            stride //= size
+            found[axis] = rank // stride % size
+        return found
+
     @property
     def world(self) -> Any:
         return prod(self.sizes.values())

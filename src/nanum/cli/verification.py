@@ -69,7 +69,9 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
     cap = _megabytes(reader)
     if reader.unread or reader.none_left or model is None or ranks is None:
         raise Refused(reader.reasons)
-    reader.reasons += [*broken_rules(model, job, layout, engine, ranks), *_not_run(reader, job)]
+    reader.reasons += [*broken_rules(model, job, layout, engine, ranks), *_not_run(reader, job, layout)]
+    if model.vocab_size < 2:
+        reader.reasons.append(f"--vocab {model.vocab_size}: with one token there is no loss")
     if reader.reasons:
         raise Refused(reader.reasons)
     return Asked(Case(model.name, model, job, layout, steps, cap), tuple(reader.defaults))
@@ -78,12 +80,13 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
 def broken_rules(model: Model, job: Job, layout: Layout, engine: Engine, ranks: int) -> list[str]:
     """Why these ranks cannot run it, whatever they run on."""
     from nanum.cluster import load as load_cluster
-    from nanum.rules import GENERAL, broken
+    from nanum.rules import GENERAL, SCHEDULE_TIME, broken
 
     these = replace(
         load_cluster("1x1xh100-sxm"), name=f"{ranks} ranks", gpus_per_node=ranks
     )  # only their number counts
-    found = broken(GENERAL, model, job, these, layout)
+    timeless = [rule for rule in GENERAL if rule is not SCHEDULE_TIME]  # nothing is timed here
+    found = broken(timeless, model, job, these, layout)
     return [*found, *broken(engine.rules, model, job, these, layout)]
 
 
@@ -130,9 +133,11 @@ def _megabytes(reader: Reader) -> float | None:
     return size
 
 
-def _not_run(reader: Reader, job: Job) -> list[str]:
-    """What is modelled, and is not run here."""
+def _not_run(reader: Reader, job: Job, layout: Layout) -> list[str]:
+    """What is modelled, and is not run here; and what would be said in vain."""
     found = []
+    if reader.word("bucket_cap_mb") and (layout.structure.zero == 3 or layout.data_ranks == 1):
+        found.append("--bucket-cap-mb is DDP's, and this layout has none: --zero 0 or 1 over several data ranks")
     if job.precision == "fp16":
         found.append("--precision fp16 is not run here: fp32 or bf16")
     if reader.word("attention") == "eager":
@@ -149,7 +154,7 @@ def too_large(case: Case, free_bytes: int) -> str | None:
     from nanum.verify.expected import expected
 
     engine = on_gloo()
-    one = expected(case.model, case.job, case.layout, engine, case.place(0)).memory["allocated_peak"]
+    one = expected(case.model, case.job, case.layout, engine, case.layout.place(0)).memory["allocated_peak"]
     need = case.ranks * one
     if need <= free_bytes:
         return None
@@ -181,6 +186,8 @@ def run(model_word: str | None, flags: Flags, switches: Switches, console: Conso
     if switches.all:
         return _run_all(model_word, flags, switches, console)
     reasons = ["--quick is for --all"] if switches.quick else []
+    if switches.print_launch and (switches.answer or switches.json):
+        reasons.append("--print-launch only prints a command: without --answer and --json")
     try:
         asked = verify_case(model_word, flags)
     except Refused as refused:
@@ -252,23 +259,27 @@ def launch_command(case: Case) -> str:
 
     question = shlex.quote(json_text.dumps(questions([case]), separators=(",", ":")))
     return (
-        "# on each of NODES machines that have nanum[torch], with a shared HOST:PORT; --answer then compares the file\n"
-        f"torchrun --nnodes NODES --nproc-per-node {case.ranks}/NODES --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
+        "# On several machines: --nnodes, --nproc-per-node and --rdzv-endpoint by their number and address, on each.\n"
+        "# `nanum verify` with the same flags and --answer answer.json then compares.\n"
+        f"torchrun --nnodes 1 --nproc-per-node {case.ranks} --rdzv-backend c10d --rdzv-endpoint localhost:29400 "
         f"-m nanum.live.worker --question {question} --answer answer.json"
     )
 
 
 def _answered(case: Case, path: Path) -> Verification:
     from nanum import files
-    from nanum.verify import answered
+    from nanum.verify import answered, questions
 
     raw = files.read(path, "the answer of a launch", LARGEST_ANSWER_BYTES)
     try:
         (answer,) = json_text.loads(raw)["answers"]
-        if len(answer["ranks"]) != case.ranks:
-            raise Refused(f"{path}: {len(answer['ranks'])} ranks answered, and the layout has {case.ranks}")
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, Refused):
-            raise
+        (question,) = json_text.loads(json_text.dumps(questions([case])))["questions"]
+        if answer["question"] != question:
+            raise Refused(f"{path}: answers another question than these flags ask")
+        found = answered(case, answer)
+        found.to_dict()  # all of it can be read
+    except Refused:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise Refused(f"{path}: not what `python -m nanum.live.worker` writes") from None
-    return answered(case, answer)
+    return found

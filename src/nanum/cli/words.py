@@ -234,7 +234,8 @@ def _gpus_left(reader: Reader, sizes: Mapping[str, int], gpus: int | None, takes
     left, rest = divmod(gpus, prod(sizes.values()))
     if rest:
         return None
-    reader.defaults.append(f"{takes} {left}" + (", since zero 0 shards nothing" if takes == "dp_replicate" else ""))
+    why = ", since zero 0 shards nothing" if takes == "dp_replicate" and left > 1 else ""
+    reader.defaults.append(f"{takes} {left}{why}")
     return left
 
 

@@ -88,6 +88,13 @@ RULES = (
             "use dp_shard alone (torch)"
         ),
     ),
+    Rule(
+        "PyTorch's pipelining does not tie embeddings across stages",
+        lambda model, job, cluster, layout: (layout.pp > 1) & model.tie_word_embeddings,
+        lambda model, job, cluster, layout: (
+            f"{model.name} ties its embeddings, and with pp={layout.pp} PyTorch's pipelining would train two tables"
+        ),
+    ),
     *pipelining.RULES,
     Rule(
         "DDP around tensor parallelism loses gradients in a pipeline",

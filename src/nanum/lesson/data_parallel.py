@@ -148,7 +148,7 @@ def exchanged(divided: Divided, ranks: int, exchange: Exchange) -> dict[str, int
     (A hook casts what it finds in a bucket: the buckets themselves are filled, and counted, in fp32.)
     """
     case = divided.case(ranks, exchange)
-    ledger = expected(case.model, case.job, case.layout, on_gloo(case.bucket_cap_mb), case.place(0)).ledger
+    ledger = expected(case.model, case.job, case.layout, on_gloo(case.bucket_cap_mb), case.layout.place(0)).ledger
     rows = [(key, row) for key, row in ledger.items() if key.kind == "all_reduce"]
     payload_bytes = sum(row.payload_bytes * ITEMSIZE[exchange.dtype] // ITEMSIZE[key.dtype] for key, row in rows)
     return {

@@ -24,7 +24,6 @@ class Allocations:
     at: dict[str, int] = field(default_factory=dict)
     peak_before: dict[str, int] = field(default_factory=dict)
     peak_during: dict[str, str] = field(default_factory=dict)  # the operation that allocated the most's last block
-    held_at_peak: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes by the operation that allocated them
 
     def mark(self, name: str) -> None:
         with record_function(MARK + name):
@@ -39,30 +38,15 @@ def allocations() -> Iterator[Allocations]:
         yield found
     held = peak = 0
     operation = ""
-    alive: dict[int, tuple[str, int]] = {}
-    at_peak: dict[str, int] = {}
     for event, inside in _in_order(profiled.profiler.kineto_results.experimental_event_tree()):
         if event.name == "[memory]":
             held = event.extra_fields.total_allocated  # blocks that other threads took or gave back among them
-            address, size = event.extra_fields.ptr, event.extra_fields.alloc_size
-            if size > 0:
-                alive[address] = inside, size
-            else:
-                alive.pop(address, None)
             if held > peak:
-                peak, operation, at_peak = held, inside, _by_operation(alive.values())
+                peak, operation = held, inside
         elif event.name.startswith(MARK):
             name = event.name.removeprefix(MARK)
             found.at[name], found.peak_before[name], found.peak_during[name] = held, peak, operation
-            found.held_at_peak[name] = at_peak
-            peak, operation, at_peak = held, "", _by_operation(alive.values())
-
-
-def _by_operation(blocks: Iterable[tuple[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for operation, size in blocks:
-        total[operation] = total.get(operation, 0) + size
-    return total
+            peak, operation = held, ""
 
 
 def _in_order(events: Iterable[Any]) -> Iterator[tuple[Any, str]]:

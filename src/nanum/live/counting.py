@@ -35,7 +35,6 @@ class Ledger:
     phase: str = "setup"
     directions: dict[int, str] = field(default_factory=dict)
     rows: dict[tuple[str, str, str, str, int], list[int]] = field(default_factory=dict)
-    messages: int = 0
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from nanum.job import Job
@@ -40,14 +39,6 @@ class Question:
         """The layers of a pipeline stage."""
         start = sum(self.stage_layers[:stage])
         return range(start, start + self.stage_layers[stage])
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """A rank's place on every axis of the mesh, those of size 1 among them."""
-        place, stride = {}, prod(self.layout.sizes.values())
-        for axis, size in self.layout.sizes.items():
-            stride //= size
-            place[axis] = rank // stride % size
-        return place
 
 
 def read(document: Mapping[str, Any]) -> Question:

@@ -73,7 +73,7 @@ class Rounds:
         if self.rank >= question.layout.world:
             return None
         ledger = Ledger(question.mesh, lambda text, group: None)
-        return trainer(question, question.coordinates(self.rank), mesh, ledger)
+        return trainer(question, question.layout.place(self.rank), mesh, ledger)
 
     def another(self, done: int, seconds: float) -> bool:
         """Whether there is time for one more round, by the first rank's clock: it tells the others."""

@@ -41,7 +41,7 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def batch(asked: Question) -> torch.Tensor:
     """Token ids [global_batch_size, seq_len] of every step, which are their own targets: the same on every rank, by the
-    seed. (A copy is as hard to learn as anything that never comes again.)
+    seed. What is checked is arithmetic, not what is learnt.
     """
     generator = torch.Generator().manual_seed(asked.seed + 1)
     size = asked.job.global_batch_size, asked.job.seq_len

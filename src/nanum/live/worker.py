@@ -52,7 +52,7 @@ class Rank:
 
     def run(self) -> dict[str, Any]:
         """Train, count, and say what was found."""
-        asked, place = self.asked, self.asked.coordinates(self.rank)
+        asked, place = self.asked, self.asked.layout.place(self.rank)
         mesh = mesh_of(asked)
         alone = Reference([], {})
         if not any(index for axis, index in place.items() if axis != "pp"):  # the first rank of each stage compares
@@ -75,8 +75,11 @@ class Rank:
                 else:
                     losses.append(made.backward_all())
                     if step == 0:
-                        answer["gradients"] = differences(gradients(made, alone.gradients), alone.gradients)
+                        whole = gradients(made)
+                        answer["gradients"] = differences(whole, alone.gradients)
+                        answer["traces"] = {name: trace(g) for name, g in whole.items()}
                         alone.gradients.clear()
+                        del whole
                     made.optimize()
                     made.forget_gradients()
             answer["losses"] = losses
@@ -120,7 +123,7 @@ class Rank:
 
     def timed(self) -> dict[str, Any]:
         """Train, and say how long each part of each step took on this rank."""
-        asked, place = self.asked, self.asked.coordinates(self.rank)
+        asked, place = self.asked, self.asked.layout.place(self.rank)
         mesh = mesh_of(asked)
         made = trainer(asked, place, mesh, self.ledger)
         times: list[dict[str, float]] = []
@@ -150,15 +153,20 @@ def states_of(made: Trainer) -> list[dict[str, Any]]:
     return list(optimizer.state.values())
 
 
-def gradients(made: Trainer, wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Whole gradients by parameter. Every rank takes part, those that compare nothing too."""
+def gradients(made: Trainer) -> dict[str, torch.Tensor]:
+    """Whole gradients by parameter, in fp32. Every rank takes part."""
     found = {}
     for name, parameter in made.named:
         if parameter.grad is not None:
             whole = whole_tensor(parameter.grad, getattr(parameter, "_st_info", None))
-            if name in wanted:
-                found[name] = whole.detach().float().clone()
+            found[name] = whole.detach().float().clone()
     return found
+
+
+def trace(gradient: torch.Tensor) -> tuple[float, float]:
+    """Two numbers by which ranks can tell that they have the same gradient: its length, and a sum with weights."""
+    flat = gradient.flatten()
+    return float(flat.norm()), float(flat @ torch.linspace(0.5, 1.5, len(flat)))
 
 
 def whole_tensor(tensor: torch.Tensor, split: Any) -> torch.Tensor:
@@ -178,8 +186,6 @@ def memory_of(held: Allocations) -> dict[str, Any]:
         "after_forward": held.at.get("forward"),
         "peak": peaks[worst],
         "peak_during": held.peak_during[worst],
-        "peaks": peaks,
-        "held_at_peak": held.held_at_peak[worst],
     }
 
 
@@ -205,28 +211,31 @@ def run_rank(asked: Question, rank: int, pulse: Pulse, folder: Path) -> list[dic
         dist.destroy_process_group()
 
 
-def run_here(questions: Sequence[Question]) -> list[dict[str, Any]]:
+def run_here(questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every question on this machine, one after the other."""
     answers = []
-    for i, asked in enumerate(questions):
+    for i, question in enumerate(questions):
+        asked = read(question)
         print(f"progress {i} {len(questions)} {asked.name}", file=sys.stderr, flush=True)
 
         def entry(rank: int, pulse: Pulse, folder: Path, asked: Question = asked) -> list[dict[str, Any]]:
             return run_rank(asked, rank, pulse, folder)
 
         try:
-            answers.append(answer_of([mine for (mine,) in run_ranks(entry, asked.layout.world)]))
+            ranks = [mine for (mine,) in run_ranks(entry, asked.layout.world)]
         except RankFailed as failed:
             raise RankFailed(f"{asked.name}: {failed}") from None
+        answers.append(answer_of(question, ranks))
     return answers
 
 
-def answer_of(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"torch": torch.__version__, "backend": "gloo", "ranks": list(ranks)}
+def answer_of(question: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"question": question, "torch": torch.__version__, "backend": "gloo", "ranks": list(ranks)}
 
 
-def run_launched(asked: Question, path: Path) -> None:
+def run_launched(question: dict[str, Any], path: Path) -> None:
     """As one rank of a launch; the first writes what all of them found."""
+    asked = read(question)
     ranks = launch.launched_ranks()
     if ranks != asked.layout.world:
         raise Refused(f"{ranks} ranks were launched, and the layout has {asked.layout.world}")
@@ -236,7 +245,7 @@ def run_launched(asked: Question, path: Path) -> None:
 
     found = launch.run_launched(entry)
     if launch.is_first():
-        write_whole(path, json.dumps({"answers": [answer_of(found)]}), force=True)
+        write_whole(path, json.dumps({"answers": [answer_of(question, found)]}), force=True)
 
 
 def main() -> None:
@@ -248,7 +257,7 @@ def main() -> None:
         text = given.question or sys.stdin.read()
         if not text.lstrip().startswith("{"):
             text = Path(text).read_text(encoding="utf-8")
-        questions = [read(question) for question in json.loads(text)["questions"]]
+        questions = json.loads(text)["questions"]
         if launch.launched():
             if given.answer is None or len(questions) != 1:
                 raise Refused("a launch takes one question, and --answer FILE")

@@ -20,6 +20,7 @@ CATEGORIES = {
     "params": "parameters",
     "grads": "gradients",
     "optimizer_states": "optimizer states",
+    "at_rest": "between steps",
     "saved": "saved from forward for backward",
     "allocated_peak": "the most at any moment",
 }
@@ -47,7 +48,7 @@ def print_verification(document: Document, console: Console, layout: str, defaul
 
 def print_differences(document: Document, console: Console) -> None:
     """The first rows that differ, predicted beside counted."""
-    rows = [row for row in document["communication"] if _differs(row)]
+    rows = [row for row in document["communication"] if not row["ok"]]
     if rows:
         title(console, f"Exchanges that differ ({len(rows)} rows)")
         print_table(console, DIFFERENT, (_beside(row) for row in rows[:SHOWN]), words=5)
@@ -60,7 +61,7 @@ def print_differences(document: Document, console: Console) -> None:
 def print_matrix(document: Document, console: Console) -> None:
     """Print the document of `verify --all`: a line a layout, and what differs where one does."""
     for case in document["cases"]:
-        wrong = [check for check in case["checks"] if not check["ok"]]
+        wrong = [check for check in case["checks"] if check["ok"] is False]
         rows, peak = len(case["communication"]), _peak(case)
         said = f"{case['name']}: {case['ranks']} ranks, {rows} rows equal, peak {peak:+.2%}"
         if wrong:
@@ -78,13 +79,11 @@ def _peak(case: Document) -> float:
     return max((float(each["predicted_bytes"] / each["counted_bytes"]) - 1 for each in peaks), key=abs)
 
 
-def _line(ok: bool, words: str) -> Text:
-    mark = Text("ok    ", "green") if ok else Text("DIFFERS ", "bold red")
+def _line(ok: bool | None, words: str) -> Text:
+    mark = (
+        Text("ok    ", "green") if ok else Text("DIFFERS ", "bold red") if ok is False else Text("unknown ", "yellow")
+    )
     return mark.append(words, "not bold default")
-
-
-def _differs(row: Document) -> bool:
-    return any(row[f"predicted_{what}"] != row[f"counted_{what}"] for what in ("calls", "payload_bytes"))
 
 
 def _row(row: Document) -> list[str]:

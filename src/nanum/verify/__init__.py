@@ -33,7 +33,7 @@ class Verification:
         alike: dict[tuple[tuple[str, int], ...], Expected] = {}
         found = []
         for rank in range(case.ranks):
-            place = case.place(rank)
+            place = case.layout.place(rank)
             key = tuple(place.items())
             if key not in alike:
                 alike[key] = expected(case.model, case.job, case.layout, self.engine, place)
@@ -65,7 +65,7 @@ class Verification:
         return found
 
     def _order(self, rank: int) -> list[str]:
-        layout, pp_rank = self.case.layout, self.case.place(rank)["pp"]
+        layout, pp_rank = self.case.layout, self.case.layout.place(rank)["pp"]
         m = int(self.case.job.num_microbatches(layout.micro_batch_size, layout.data_ranks))
         schedule = layout.structure.schedule
         actions = order(schedule, layout.pp, m, layout.structure.virtual_stages)[pp_rank]
@@ -76,7 +76,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        return all(check.ok for check in self.checks)
+        return all(check.ok is not False for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import prod
 from typing import Any
 
 from nanum.engines.engine import Engine
@@ -45,11 +44,3 @@ class Case:
             "steps": self.steps,
             "bucket_cap_mb": self.bucket_cap_mb,
         }
-
-    def place(self, rank: int) -> dict[str, int]:
-        """A rank's index along each axis."""
-        found, stride = {}, prod(self.layout.sizes.values())
-        for axis, size in self.layout.sizes.items():
-            stride //= size
-            found[axis] = rank // stride % size
-        return found
