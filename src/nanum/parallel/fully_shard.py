@@ -288,6 +288,7 @@ class FullyShard:
         n = self.conventions.numerics
         grad = ITEMSIZE[n.grad_dtype]
         added = self._adds_in_place and not first
+        sums = u.grads_bytes // ITEMSIZE[n.compute_dtype] * grad  # all that gradients are views into is made wider
         nodes: list[Node] = []
         if reduces or not self.structure.pipelined:
             nodes.append(Held("params", -u.weights_bytes))  # resharded
@@ -296,7 +297,7 @@ class FullyShard:
             if self._adds_in_place:
                 return [*nodes, Held("grads", -u.grads_bytes)] if added and half == "weight" else nodes
             if first:  # one after the other is made wider: the last one is there beside all of them
-                nodes.append(Held("grads", u.elements * grad + u.last_grad_bytes - u.grads_bytes, "unsharded sums"))
+                nodes.append(Held("grads", sums + u.last_grad_bytes - u.grads_bytes, "unsharded sums"))
             return [*nodes, Held("grads", -(u.last_grad_bytes if first else u.grads_bytes))]
         nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -released)]
         gradients, last = u.grads_bytes, u.last_grad_bytes
@@ -305,7 +306,7 @@ class FullyShard:
             nodes += [Held("grads", -gradients)] if half == "weight" else []
         elif self._defers and not first:  # the unsharded sums are what is reduced
             nodes += [copy("accumulate", "backward", u.elements * grad, n.grad_dtype), Held("grads", -gradients)]
-            gradients, last = u.elements * grad, u.last_grad_bytes * 0
+            gradients, last = sums, u.last_grad_bytes * 0
         if u.tp_sum is not None:  # of what backward left or, in the dtype of the reduction, of what was added up
             nodes.append(as_dtype(u.tp_sum, n.compute_dtype) if first else u.tp_sum)
         nodes += [
