@@ -2,12 +2,16 @@
 predicts. None of the shapes is a point of the calibration.
 
 A machine drifts by more than the errors in question, so it is done in passes, each a calibration of its own and then
-every case: the median of the predictions stands beside the median of all steps.
+every case: the median of the predictions stands beside the median of all steps. A calibration leaves out what others do
+to the machine and steps do not, so a pass waits until the machine is quiet, and says how quiet it was.
 """
 
 from __future__ import annotations
 
+import os
+import resource
 import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +29,8 @@ from nanum.prediction import predict
 from nanum.verify.case import Case
 
 PASSES = 3
+PATIENCE_SECONDS = 300.0  # for others to leave the processors alone, before each pass
+QUIET_SHARE = 0.05
 STEPS, WARM_UP = 7, 2
 ASKED = 0.15  # median error
 
@@ -125,16 +131,50 @@ def silent(*progress: object) -> None:
     pass
 
 
+def others_share(begin: float, own: float, seconds: float) -> float:
+    """Of all processors, what neither this process nor those that it waited for used since."""
+    return max(0.0, busy_seconds() - begin - (own_seconds() - own)) / (seconds * (os.cpu_count() or 1))
+
+
+def busy_seconds() -> float:
+    """Of all processors and processes, since the machine started; 0 where Linux does not tell."""
+    try:
+        return sum(map(int, Path("/proc/stat").read_text().split()[1:4])) / 100
+    except OSError:
+        return 0.0
+
+
+def own_seconds() -> float:
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def wait_for_quiet() -> None:
+    """Until others leave the processors alone for a while, or patience ends."""
+    patience_ends = time.monotonic() + PATIENCE_SECONDS
+    quiet = 0
+    while quiet < 3 and time.monotonic() < patience_ends:
+        begin, own = busy_seconds(), own_seconds()
+        time.sleep(2.0)
+        quiet = quiet + 1 if others_share(begin, own, 2.0) < QUIET_SHARE else 0
+
+
 def closed_loop() -> Iterator[object]:
     several = list(cases())
     predictions: list[list[float]] = [[] for _ in several]
     steps: list[list[float]] = [[] for _ in several]
     for i in range(PASSES):
+        wait_for_quiet()
+        begin, own, start = busy_seconds(), own_seconds(), time.monotonic()
         machine = calibration()
-        print(f"pass {i + 1} of {PASSES}: {machine.chip.memory_bytes_per_second.source}", flush=True)
         for case, its, took, times in zip(several, predictions, steps, run(several), strict=True):
             its.append(predicted(case, machine))
             took.extend(times)
+        share = others_share(begin, own, time.monotonic() - start)
+        source = machine.chip.memory_bytes_per_second.source
+        print(f"pass {i + 1} of {PASSES}: others used {share:.0%} of the processors; {source}", flush=True)
     loops = [Loop(c, tuple(p), tuple(s)) for c, p, s in zip(several, predictions, steps, strict=True)]
     yield from loops
     yield _summary("1 rank", [loop for loop in loops if loop.case.ranks == 1])

@@ -339,7 +339,7 @@ class FullyShard:
         copies = roots_bytes(self.conventions, own, largest)
         return [
             Held("buffers", copies, "the optimizer's roots"),
-            Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
+            Compute("optimizer", "optimizer", 0.0, moved, "fp32", tensors=self._total("tensors"), sharded=True),
             Held("buffers", -copies),
             Held("grads", -self._total("shard_bytes")),
         ]
