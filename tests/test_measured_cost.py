@@ -280,8 +280,9 @@ def test_the_host_s_own_work_is_waited_for_where_the_host_is_the_device():
             update = Compute("optimizer", "optimizer", 0.0, 100, "fp32", tensors=7, sharded=sharded)
             added = float(asked.compute_seconds(update) - plain.compute_seconds(update))
             assert added == pytest.approx(0 if streams else 7 * each)
-        for stream, each in ((DATA_STREAM, 10.0), (REDUCER_STREAM, 20.0), (None, 30.0), (PIPELINE_STREAM, 0.0)):
-            node = exchange("all_reduce", 8, 3e6, calls=3, stream=stream)
+        by_stream = ((DATA_STREAM, 10.0), (REDUCER_STREAM, 20.0), (None, 0.0), (PIPELINE_STREAM, 0.0))
+        for axis, stream, each in (("tp", None, 30.0), *(("dp_shard", *entry) for entry in by_stream)):
+            node = exchange("all_reduce", 8, 3e6, calls=3, axis=axis, stream=stream)
             added = float(asked.collective_seconds(node) - plain.collective_seconds(node))
             assert added == pytest.approx(0 if streams else 3 * each)
 

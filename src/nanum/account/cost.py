@@ -24,12 +24,20 @@ from nanum.cluster import Cluster, Link
 from nanum.cluster import Quantity as Stated
 from nanum.layout import Layout
 from nanum.program import AWAITED_STREAMS, DATA_STREAM, REDUCER_STREAM, Collective, Compute, Quantity
+from nanum.units import MIB
 
 TILE_AREA = 128 * 256  # the output tile that `matmul.tile` was fitted with
 
 
-HOST_WORK = {DATA_STREAM: "unit", REDUCER_STREAM: "bucket", None: "redistribution"}
-"""By stream, what the host does around an exchange besides: `cluster.measured.Framework` has its seconds."""
+BUCKET_BYTES = 25 * MIB
+"""Of the call that bytes without one of their own go along with: PyTorch's DDP closes a bucket there."""
+
+
+def _host_work(node: Collective) -> str:
+    """What the host does around an exchange besides: `cluster.measured.Framework` has its seconds."""
+    if node.stream is None:
+        return "redistribution" if "tp" in node.axes else ""
+    return {DATA_STREAM: "unit", REDUCER_STREAM: "bucket"}.get(node.stream, "")
 
 
 @dataclass(frozen=True)
@@ -275,8 +283,9 @@ class Cost:
         seconds = modelled(self.cluster, node.kind, node.payload_bytes, node.calls, members, nodes, size)
         if not self.cluster.measured:
             return seconds
-        of_call = node.payload_bytes / np.maximum(node.calls, 1)
-        host = self._grids.host_seconds(HOST_WORK.get(node.stream, ""))
+        bucket = (node.calls == 0) * (node.payload_bytes > 0)
+        of_call = np.where(bucket, BUCKET_BYTES, node.payload_bytes / np.maximum(node.calls, 1))
+        host = self._grids.host_seconds(_host_work(node))
         return seconds * self._corrections.factor(node.kind, of_call, size, nodes) + node.calls * host
 
     # Beside each other.

@@ -98,7 +98,8 @@ def overhead_seconds(document: Document, cluster: Cluster) -> dict[str, float]:
             left = run["optimizer_seconds"] - time.optimizer_seconds
             found[parameter] = max(0.0, left / float(update.tensors))
         if run["work"] != "alone":
-            calls = sum(row.calls for row in predicted.communication if row.phase != "optimizer")
+            # DDP's broadcast of buffers is no bucket, and what the optimizer exchanges is in its own seconds.
+            calls = sum(r.calls for r in predicted.communication if r.phase != "optimizer" and r.what != "buffers")
             left = run["backward_seconds"] - (time.step_seconds - float(predicted.stage_times[0].optimizer_seconds))
             found[run["work"]] = max(0.0, left / calls)
     return found
