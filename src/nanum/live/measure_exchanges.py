@@ -183,7 +183,7 @@ def _subjects(plan: Plan) -> dict[str, Callable[[], object]]:
     params = [torch.nn.Parameter(torch.rand(1 << 19, device=device)) for _ in range(4)]
     for param in params:
         param.grad = torch.rand_like(param)
-    optimizer = torch.optim.AdamW(params, lr=1e-4, foreach=True)
+    optimizer = torch.optim.AdamW(params, lr=1e-4)
     q, k, v = (torch.rand(1, 512, 4, 64, device=device).transpose(1, 2).requires_grad_() for _ in range(3))
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     dy = torch.ones_like(y)
