@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from nanum.job import Job
@@ -37,8 +38,9 @@ def framework(quick: bool, patience_seconds: float) -> list[dict[str, Any]]:
         steps = WARM_UP + (8 if quick else 20)
         asked = Question(TINY, JOB, layout, (TINY.num_hidden_layers,), work, steps, checks=False)
 
-        def entry(rank: int, pulse: Pulse, folder: Any, asked: Question = asked) -> dict[str, Any]:
-            return run_rank(asked, rank, pulse, folder)
+        def entry(rank: int, pulse: Pulse, folder: Path, asked: Question = asked) -> dict[str, Any]:
+            (mine,) = run_rank(asked, rank, pulse, folder)
+            return mine
 
         ranks = run_ranks(entry, int(layout.world), patience_seconds=patience_seconds)
         several = [rank["steps"][WARM_UP:] for rank in ranks]

@@ -337,7 +337,9 @@ OPTIMIZER_TENSOR = 1 << 19  # elements of each parameter
 
 
 def optimizers(plan: Plan) -> Iterator[Job]:
-    """AdamW (PyTorch's default of the device) over parameters, gradients and two states of one dtype: 7 numbers for each are moved."""
+    """AdamW, as PyTorch does it by default on the device, over parameters, gradients and two states of one dtype: 7
+    numbers for each are moved.
+    """
     powers = (14, 19, 22) if plan.quick else (12, 16, 19, 22, 24)
     counts = [1 << power for power in powers if (1 << power) * 4 * 6 < plan.free_bytes / 2]
 
