@@ -1,12 +1,17 @@
 """Measure, predict, run: step times of real training on 1 and 2 ranks of this machine, beside what a measured cluster
-predicts. None of the shapes is a point of the calibration. `NANUM_CLUSTER=FILE.toml` takes a calibration that is there.
+predicts. None of the shapes is a point of the calibration.
+
+A machine drifts by more than the errors in question, so it is done in passes, each a calibration of its own and then
+every case: the median of the predictions stands beside the median of all steps. A calibration leaves out what others do
+to the machine and steps do not, so a pass waits until the machine is quiet, and says how quiet it was.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import statistics
-import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +28,10 @@ from nanum.model import Attention, Mlp, Model
 from nanum.prediction import predict
 from nanum.verify.case import Case
 
-STEPS, WARM_UP = 10, 3
+PASSES = 3
+PATIENCE_SECONDS = 300.0  # for others to leave the processors alone, before each pass
+QUIET_SHARE = 0.05
+STEPS, WARM_UP = 7, 2
 ASKED = 0.15  # median error
 
 
@@ -46,22 +54,29 @@ def gpt(hidden: int, layers: int, heads: int, vocab: int) -> Model:
 
 @dataclass(frozen=True)
 class Loop:
-    """One case: what was predicted, and what each timed step took on the slowest rank."""
+    """One case: what each pass predicted, and what each timed step took on the slowest rank."""
 
-    name: str
-    predicted: float
+    case: Case
+    predictions: tuple[float, ...]
     steps: tuple[float, ...]
 
     @property
     def error(self) -> float:
-        return self.predicted / statistics.median(self.steps) - 1
+        return statistics.median(self.predictions) / statistics.median(self.steps) - 1
+
+    @property
+    def noise(self) -> float:
+        """The middle half of the steps, over their median."""
+        quarters = statistics.quantiles(self.steps, n=4)
+        return (quarters[2] - quarters[0]) / quarters[1]
 
     def __str__(self) -> str:
-        median = statistics.median(self.steps)
-        spread = f"({min(self.steps):.3f} to {max(self.steps):.3f})"
-        return (
-            f"{self.name:<52} predicted {self.predicted:6.3f} s  measured {median:6.3f} s {spread} {self.error:+6.1%}"
-        )
+        predicted = f"predicted {_seconds(self.predictions)}"
+        return f"{self.case.name:<46} {predicted}  measured {_seconds(self.steps)}  {self.error:+6.1%}"
+
+
+def _seconds(several: tuple[float, ...]) -> str:
+    return f"{statistics.median(several):6.3f} s ({min(several):.3f} to {max(several):.3f})"
 
 
 def cases() -> Iterator[Case]:
@@ -94,41 +109,85 @@ def predicted(case: Case, machine: Cluster) -> float:
     return predict(case.model, case.job, cluster, case.layout, engine="torch").time.step_seconds
 
 
-def run(case: Case) -> tuple[float, ...]:
-    """Seconds of each step, of the slowest rank, the first ones left out."""
-    question: dict[str, Any] = case.question(engines.load("torch")) | {"checks": False}
-    found = processes.run("nanum.live.worker", [], lambda *_: None, question={"questions": [question]})
-    ranks = found["answers"][0]["ranks"]
-    times = [[sum(step.values()) for step in rank["steps"]] for rank in ranks]
-    return tuple(max(several) for several in zip(*times, strict=True))[WARM_UP:]
+def run(several: list[Case]) -> list[tuple[float, ...]]:
+    """Seconds of each step of each case, of the slowest rank, the first ones left out."""
+    torch = engines.load("torch")
+    questions: list[dict[str, Any]] = [case.question(torch) | {"checks": False} for case in several]
+    found = processes.run("nanum.live.worker", [], silent, question={"questions": questions})
+    times = [
+        [[sum(step.values()) for step in rank["steps"]] for rank in answer["ranks"]] for answer in found["answers"]
+    ]
+    return [tuple(max(ranks) for ranks in zip(*case, strict=True))[WARM_UP:] for case in times]
 
 
 def calibration() -> Cluster:
-    if named := os.environ.get("NANUM_CLUSTER"):
-        return load_cluster(named)
     with TemporaryDirectory() as folder:  # through a file, as a person would
         file = Path(folder) / "here.toml"
-        save(this_machine("here", lambda *_: None, device="cpu", quick=True), file, force=False)
+        save(this_machine("here", silent, device="cpu", quick=True), file, force=False)
         return load_cluster(str(file))
 
 
+def silent(*progress: object) -> None:
+    pass
+
+
+def others_share(begin: float, own: float, seconds: float) -> float:
+    """Of all processors, what neither this process nor those that it waited for used since."""
+    return max(0.0, busy_seconds() - begin - (own_seconds() - own)) / (seconds * (os.cpu_count() or 1))
+
+
+def busy_seconds() -> float:
+    """Of all processors and processes, since the machine started; 0 where Linux does not tell."""
+    try:
+        return sum(map(int, Path("/proc/stat").read_text().split()[1:4])) / 100
+    except OSError:
+        return 0.0
+
+
+def own_seconds() -> float:
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def wait_for_quiet() -> None:
+    """Until others leave the processors alone for a while, or patience ends."""
+    patience_ends = time.monotonic() + PATIENCE_SECONDS
+    quiet = 0
+    while quiet < 3 and time.monotonic() < patience_ends:
+        begin, own = busy_seconds(), own_seconds()
+        time.sleep(2.0)
+        quiet = quiet + 1 if others_share(begin, own, 2.0) < QUIET_SHARE else 0
+
+
 def closed_loop() -> Iterator[object]:
-    machine = calibration()
-    print(machine.measured.operation_seconds.source if machine.measured.operation_seconds else machine.name, flush=True)
-    loops = []
-    for case in cases():
-        try:
-            loop = Loop(case.name, predicted(case, machine), run(case))
-        except Exception as error:
-            print(f"{case.name}: {error}", file=sys.stderr)
-            continue
-        loops.append(loop)
-        yield loop
-    for ranks in ("1 rank", " 2", ""):
-        errors = [abs(loop.error) for loop in loops if loop.name.endswith(ranks)]
-        noise = [max(loop.steps) / min(loop.steps) - 1 for loop in loops if loop.name.endswith(ranks)]
-        median, spread = statistics.median(errors), statistics.median(noise)
-        what = {"1 rank": "1 rank", " 2": "2 ranks", "": "all"}[ranks]
-        found = f"{len(errors):2} cases: median error {median:.1%} (asked: {ASKED:.0%}), largest {max(errors):.1%}"
-        missed = "" if median <= ASKED else "  MISSED"
-        yield f"{what:<8} {found}; steps of one case spread by {spread:.0%}{missed}"
+    several = list(cases())
+    predictions: list[list[float]] = [[] for _ in several]
+    steps: list[list[float]] = [[] for _ in several]
+    for i in range(PASSES):
+        wait_for_quiet()
+        begin, own, start = busy_seconds(), own_seconds(), time.monotonic()
+        machine = calibration()
+        for case, its, took, times in zip(several, predictions, steps, run(several), strict=True):
+            its.append(predicted(case, machine))
+            took.extend(times)
+        share = others_share(begin, own, time.monotonic() - start)
+        source = machine.chip.memory_bytes_per_second.source
+        print(f"pass {i + 1} of {PASSES}: others used {share:.0%} of the processors; {source}", flush=True)
+    loops = [Loop(c, tuple(p), tuple(s)) for c, p, s in zip(several, predictions, steps, strict=True)]
+    yield from loops
+    yield _summary("1 rank", [loop for loop in loops if loop.case.ranks == 1])
+    yield _summary("2 ranks", [loop for loop in loops if loop.case.ranks == 2])
+    yield _summary("all", loops)
+
+
+def _summary(what: str, loops: list[Loop]) -> str:
+    errors = sorted(abs(loop.error) for loop in loops)
+    noise = statistics.median(loop.noise for loop in loops)
+    median = statistics.median(errors)
+    missed = "" if median <= ASKED else "  MISSED"
+    return (
+        f"{what:<8} {len(loops):2} cases: median error {median:.1%} (asked: {ASKED:.0%}), largest {errors[-1]:.1%}; "
+        f"noise of the steps {noise:.0%}{missed}"
+    )

@@ -14,7 +14,7 @@ import pytest
 from conftest import Run
 from test_documents import covers, documented, leaves
 
-from nanum.cluster import load
+from nanum.cluster import Quantity, load
 from nanum.measure import machine, summary
 
 
@@ -76,7 +76,10 @@ def test_logs_become_a_file_that_predict_takes(nanum: Run, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     rows = documented("measure")
-    assert {leaf for leaf in leaves(printed) if not any(covers(row, leaf) for row in rows)} == {"together", "beside"}
+    assert {leaf for leaf in leaves(printed) if not any(covers(row, leaf) for row in rows)} == {
+        "together",
+        "beside",
+    }  # no ranks were busy
     (exchange,) = printed["exchanges"]
     assert (exchange["kind"], exchange["ranks"], exchange["nodes"]) == ("all_reduce", 8, 1)
     assert exchange["algbw_bytes_per_second"][1] == pytest.approx(2**30 / 5e-3)
@@ -234,6 +237,30 @@ def test_a_document_becomes_a_cluster() -> None:
     assert all(word in source for word in ("2026-11-29", "4 x a CPU", "one thread a rank", "torch 2.13.0", "--quick"))
     assert not found.measured.streams
     assert summary(found)["together"] == {"ranks": 4, "matmul": 1.235}
+
+
+def test_what_a_tiny_step_takes_beyond_its_kernels_is_the_host_s_own() -> None:
+    """The prediction of the tiny model plus so much for each parameter and exchange: that much is found."""
+    from dataclasses import asdict, replace
+
+    from nanum.cluster.measured import Framework, Measured
+    from nanum.live.measure_framework import JOB, TINY, WAYS
+    from nanum.prediction import predict
+
+    bare = replace(load("1x2xh100-sxm"), measured=Measured(streams=False))
+    given = {"parameter": 1e-4, "sharded_parameter": 1e-3, "unit": 2e-3, "bucket": 3e-3, "redistribution": 4e-3}
+    known = {work: Quantity(seconds, "measured", "a test") for work, seconds in given.items()}
+    told = replace(bare, measured=replace(bare.measured, framework=Framework(**known)))
+    runs = []
+    for work, layout in WAYS.items():
+        alone = replace(told, gpus_per_node=int(layout.world))
+        prediction = predict(TINY, JOB, alone, layout, engine="torch")
+        optimizer = float(prediction.stage_times[0].optimizer_seconds)
+        update = prediction.time.optimizer_seconds
+        parts = {"backward_seconds": prediction.time.step_seconds - optimizer, "optimizer_seconds": update}
+        nouns = {"model": asdict(TINY), "job": asdict(JOB), "layout": asdict(layout)}
+        runs.append({"work": work, **nouns, **parts})
+    assert machine.overhead_seconds({"framework": runs}, bare) == pytest.approx(given, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from nanum.cluster import Quantity, load
 from nanum.cluster.grids import AXES, KEYS, SUBJECTS
-from nanum.cluster.measured import Beside, Exchange, Grid, Measured, Together
+from nanum.cluster.measured import Beside, Exchange, Framework, Grid, Measured, Together
 from nanum.cluster.parse import from_table
 from nanum.errors import Refused
 from nanum.measure.write import text
 
 SOURCE = "a test, 2026-11-29, torch 2.13.0"
+KNOWN = ("measured", SOURCE)
 
 
 def table():
@@ -31,6 +32,7 @@ def table():
             "operation_seconds": 4e-6,
             "beside": {"ranks": 8, "compute": 1.5, "exchange": 2.5},
             "together": {"ranks": 8, "matmul": 1.1, "kernel": 3},
+            "framework": {"unit": 2e-3, "parameter": 0},
             "matmul": [{"dtype": "bf16", "operands": "nt", "m": [8], "n": [16, 32], "k": [64], **grid}],
             "kernel": [{"dtype": "fp32", "name": "mul", "bytes": [1000, 2000], **grid}],
             "attention": [
@@ -57,6 +59,7 @@ def test_a_file_may_hold_grids_and_ratios():
     assert found.together is not None
     assert found.together.ratios["kernel"] == Quantity(3.0, "measured", SOURCE)
     assert found.beside == Beside(8, Quantity(1.5, "measured", SOURCE), Quantity(2.5, "measured", SOURCE))
+    assert found.framework == Framework(parameter=Quantity(0.0, *KNOWN), unit=Quantity(2e-3, *KNOWN))
     assert found.operation_seconds == Quantity(4e-6, "measured", SOURCE)
     assert not found.streams
     assert {g.source for g in (*found.matmul.values(), *found.optimizer.values())} == {SOURCE}
@@ -84,6 +87,7 @@ def test_files_without_grids_have_none():
         (lambda m: m["beside"].update(compute=-1), "measured.beside.compute: -1 is not a number from 0.1 to 1000"),
         (lambda m: m["beside"].pop("ranks"), "measured.beside.ranks is missing"),
         (lambda m: m["together"].update(ranks=1), "measured.together.ranks = 1 is not a whole number from 2 to"),
+        (lambda m: m["framework"].update(units=1), "unknown key 'measured.framework.units' (did you mean unit?)"),
         (lambda m: m["together"].update(matmull=1), "unknown key 'measured.together.matmull' (did you mean matmul?)"),
         (lambda m: m.update(operation_seconds="4 us"), "measured.operation_seconds: '4 us' is not a number"),
         (lambda m: m.update(kernel={}), "measured.kernel = {} is not a list of tables ([[measured.kernel]])"),
@@ -159,6 +163,7 @@ def measurements(draw):
         operation_seconds=draw(st.none() | st.builds(Quantity, st.floats(1e-9, 1), st.just(tag), st.just(source))),
         beside=draw(st.none() | st.builds(Beside, st.integers(1, 64), known, known)),
         together=draw(st.none() | st.builds(Together, st.integers(2, 64), ratios)),
+        framework=Framework(*(draw(st.none() | known) for _ in range(5))),
         streams=draw(st.booleans()),
     )
 

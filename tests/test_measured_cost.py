@@ -13,7 +13,7 @@ from nanum.account.grids import KERNELS, OTHER, Surface
 from nanum.account.timeline import fold
 from nanum.account.totals import totals
 from nanum.cluster import Quantity, load
-from nanum.cluster.measured import Beside, Exchange, Grid, Measured, Together
+from nanum.cluster.measured import Beside, Exchange, Framework, Grid, Measured, Together
 from nanum.collectives import wire_bytes
 from nanum.job import Job
 from nanum.layout import Layout
@@ -269,6 +269,22 @@ def test_a_device_without_streams_waits_for_what_an_engine_puts_on_one():
     assert span(beside(streams=False)) == pytest.approx(2)
     assert span(beside(streams=False), REDUCER_STREAM) == pytest.approx(1)  # threads of the host carry it out
     assert span(beside(streams=False), PIPELINE_STREAM) == pytest.approx(1)
+
+
+def test_the_host_s_own_work_is_waited_for_where_the_host_is_the_device():
+    framework = Framework(*map(known, (1.0, 2.0, 10.0, 20.0, 30.0)))
+    for streams in (False, True):
+        asked = cost(NODE, Layout(dp_shard=8), framework=framework, streams=streams)
+        plain = cost(NODE, Layout(dp_shard=8))
+        for sharded, each in ((False, 1.0), (True, 2.0)):
+            update = Compute("optimizer", "optimizer", 0.0, 100, "fp32", tensors=7, sharded=sharded)
+            added = float(asked.compute_seconds(update) - plain.compute_seconds(update))
+            assert added == pytest.approx(0 if streams else 7 * each)
+        by_stream = ((DATA_STREAM, 10.0), (REDUCER_STREAM, 20.0), (None, 0.0), (PIPELINE_STREAM, 0.0))
+        for axis, stream, each in (("tp", None, 30.0), *(("dp_shard", *entry) for entry in by_stream)):
+            node = exchange("all_reduce", 8, 3e6, calls=3, axis=axis, stream=stream)
+            added = float(asked.collective_seconds(node) - plain.collective_seconds(node))
+            assert added == pytest.approx(0 if streams else 3 * each)
 
 
 @pytest.mark.parametrize("stream", [DATA_STREAM, REDUCER_STREAM])

@@ -41,6 +41,8 @@ class Compute:
     shape: tuple[Quantity, ...] = ()
     attention: bool = False  # a flash kernel: no matmul of one shape, and not bound by memory
     operands: Operands = "nt"  # of a matmul: how they lie in memory
+    tensors: Quantity = 0  # parameters that an optimizer goes over, one by one
+    sharded: bool = False  # are they DTensors?
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -23,9 +23,21 @@ from nanum.account.grids import Grids, said_of
 from nanum.cluster import Cluster, Link
 from nanum.cluster import Quantity as Stated
 from nanum.layout import Layout
-from nanum.program import AWAITED_STREAMS, DATA_STREAM, Collective, Compute, Quantity
+from nanum.program import AWAITED_STREAMS, DATA_STREAM, REDUCER_STREAM, Collective, Compute, Quantity
+from nanum.units import MIB
 
 TILE_AREA = 128 * 256  # the output tile that `matmul.tile` was fitted with
+
+
+BUCKET_BYTES = 25 * MIB
+"""Of the call that bytes without one of their own go along with: PyTorch's DDP closes a bucket there."""
+
+
+def _host_work(node: Collective) -> str:
+    """What the host does around an exchange besides: `cluster.measured.Framework` has its seconds."""
+    if node.stream is None:
+        return "redistribution" if "tp" in node.axes else ""
+    return {DATA_STREAM: "unit", REDUCER_STREAM: "bucket"}.get(node.stream, "")
 
 
 @dataclass(frozen=True)
@@ -171,7 +183,8 @@ class Cost:
     def _compute_seconds(self, node: Compute) -> Quantity:
         works = (node.flops > 0) | (node.bytes_moved > 0)
         measured = self._grids.kernel_seconds(node, self.cluster.gpus_per_node)
-        return (self._modelled_seconds(node) if measured is None else measured) * works
+        host = self._grids.host_seconds("sharded_parameter" if node.sharded else "parameter")
+        return (self._modelled_seconds(node) if measured is None else measured) * works + node.tensors * host
 
     def _modelled_seconds(self, node: Compute) -> Quantity:
         known, chip = self.coefficients, self.cluster.chip
@@ -268,10 +281,12 @@ class Cost:
         nodes = np.minimum(where.nodes, size)
         members = np.minimum(where.members, -(-size // nodes))
         seconds = modelled(self.cluster, node.kind, node.payload_bytes, node.calls, members, nodes, size)
-        if not self.cluster.measured.exchanges:
+        if not self.cluster.measured:
             return seconds
-        of_call = node.payload_bytes / np.maximum(node.calls, 1)
-        return seconds * self._corrections.factor(node.kind, of_call, size, nodes)
+        bucket = (node.calls == 0) * (node.payload_bytes > 0)
+        of_call = np.where(bucket, BUCKET_BYTES, node.payload_bytes / np.maximum(node.calls, 1))
+        host = self._grids.host_seconds(_host_work(node))
+        return seconds * self._corrections.factor(node.kind, of_call, size, nodes) + node.calls * host
 
     # Beside each other.
 

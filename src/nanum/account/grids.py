@@ -112,6 +112,11 @@ class Grids:
                 return found
         return None
 
+    def host_seconds(self, work: str) -> float:
+        """Of the host's own work around one exchange or one parameter; 0 where the host runs ahead of its device."""
+        seconds: Known | None = getattr(self.measured.framework, work, None)
+        return 0.0 if seconds is None or self.measured.streams else seconds.value
+
     def slower(self, subject: str, devices: int) -> float:
         """Seconds with `devices` of a node busy, over those with one: a power of their number up to the measured."""
         together = self.measured.together
@@ -130,6 +135,9 @@ class Grids:
             for subject, ratio in known.together.ratios.items():
                 what = f"{subject} with {known.together.ranks} devices of a node at it, over one"
                 stated.append((what, ratio, "ratio"))
+        for work, seconds in vars(known.framework).items():
+            if seconds is not None:
+                stated.append((f"the host's own work: {work.replace('_', ' ')}", seconds, "seconds"))
         if known.beside is not None:
             stated.append(("compute beside an exchange, over alone", known.beside.compute, "ratio"))
             stated.append(("an exchange beside compute, over alone", known.beside.exchange, "ratio"))

@@ -17,6 +17,10 @@ Numbers in it are bare, in SI units. `tag` and `source` hold for all of them; a 
     ranks = 2
     matmul = 1.02                    # and kernel, attention, optimizer
 
+    [measured.framework]             # seconds of the host's own work, on a device that is its own host
+    parameter = 1e-4                 # of the optimizer, for each parameter; sharded_parameter, for each DTensor
+    unit = 2e-3                      # of FSDP2, for each gather or reduction; bucket of DDP; redistribution of DTensor
+
     [[measured.matmul]]              # [[measured.kernel]], attention, optimizer and exchange likewise
     dtype = "fp32"
     operands = "nt"                  # y = x W^T: nt; dx = dy W: nn; dw = dy^T x: tn
@@ -37,7 +41,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from nanum.cluster.measured import Beside, Exchange, Grid, Measured, Together
+from nanum.cluster.measured import Beside, Exchange, Framework, Grid, Measured, Together
 from nanum.cluster.quantity import Quantity
 
 Table = Mapping[str, Any]
@@ -78,6 +82,7 @@ def measured(table: Table | None) -> Measured:
         keys, entries = KEYS[subject], table.get(subject, ())
         return [(tuple(entry[k] for k in keys), _grid(entry, AXES[subject], table)) for entry in entries]
 
+    framework = {name: known(value) for name, value in table.get("framework", {}).items()}
     beside, together, least = table.get("beside"), table.get("together"), table.get("operation_seconds")
     return Measured(
         matmul=dict(grids("matmul")),
@@ -88,6 +93,7 @@ def measured(table: Table | None) -> Measured:
         operation_seconds=None if least is None else known(least),
         beside=beside and Beside(beside["ranks"], known(beside["compute"]), known(beside["exchange"])),
         together=together and Together(together["ranks"], {s: known(together[s]) for s in SUBJECTS if s in together}),
+        framework=Framework(**framework),
         streams=table.get("streams", True),
     )
 

@@ -63,6 +63,19 @@ class Together:
 
 
 @dataclass(frozen=True)
+class Framework:
+    """Seconds of the host's own work beside kernels and exchanges, which a device that is its own host waits for: what
+    steps of a tiny model take beyond what is measured apart. None where it was not measured.
+    """
+
+    parameter: Quantity | None = None  # an optimizer's, for each parameter
+    sharded_parameter: Quantity | None = None  # the same, for each DTensor
+    unit: Quantity | None = None  # FSDP2's, for each gather or reduction of a unit
+    bucket: Quantity | None = None  # DDP's, for each bucket
+    redistribution: Quantity | None = None  # DTensor's, for each exchange of activations, and operations around it
+
+
+@dataclass(frozen=True)
 class Measured:
     matmul: Mapping[tuple[str, str], Grid] = field(default_factory=dict)  # by dtype and order of operands; m, n, k
     kernel: Mapping[tuple[str, str], Grid] = field(default_factory=dict)  # by dtype and name; bytes read and written
@@ -72,6 +85,7 @@ class Measured:
     operation_seconds: Quantity | None = None  # no operation is shorter
     beside: Beside | None = None
     together: Together | None = None
+    framework: Framework = field(default_factory=Framework)
     streams: bool = True  # has the device streams of its own, so that an engine's exchanges run beside its compute?
 
     @property

@@ -140,6 +140,17 @@ class TogetherTable(_Table):
     optimizer: Slower = None
 
 
+Overhead = Annotated[Any, _number(0, 100)]
+
+
+class FrameworkTable(_Table):
+    parameter: Overhead = None
+    sharded_parameter: Overhead = None
+    unit: Overhead = None
+    bucket: Overhead = None
+    redistribution: Overhead = None
+
+
 class MeasuredTable(_Table):
     tag: Tag
     source: Source
@@ -147,6 +158,7 @@ class MeasuredTable(_Table):
     operation_seconds: Annotated[Any, _number(1e-9, 1)] = None
     beside: BesideTable | None = None
     together: TogetherTable | None = None
+    framework: FrameworkTable | None = None
     matmul: list[MatmulGrid] = Field(default_factory=list)
     kernel: list[KernelGrid] = Field(default_factory=list)
     attention: list[AttentionGrid] = Field(default_factory=list)

@@ -27,6 +27,7 @@ from nanum.errors import Refused, RunFailed
 from nanum.live.bench import choose_device, processor_name, synchronize
 from nanum.live.launch import join
 from nanum.live.measure_exchanges import KINDS, beside, exchanges, group_sizes, payloads, together
+from nanum.live.measure_framework import framework
 from nanum.live.measure_kernels import Plan, jobs, measured, operation_seconds, ticks
 from nanum.live.pulse import Pulse
 from nanum.live.sampling import summary
@@ -174,6 +175,8 @@ def document(kind: str, quick: bool) -> dict[str, Any]:
         return found
     several = run_ranks(all_of_them(kind, quick, devices), devices, patience_seconds=HANGS_SECONDS)
     both = several[0]
+    if kind == "cpu":
+        found["framework"] = framework(quick, HANGS_SECONDS)
     return found | {
         "grids": [*mine["grids"], *both["grids"]],
         "together": {"ranks": devices, **both["together"]},

@@ -6,6 +6,7 @@ or a scatter, one rank's buffer of everything else. Ranks that take no part in a
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,16 +32,21 @@ def group_sizes(ranks: int) -> list[int]:
     return [*sizes, ranks]
 
 
+MIB = {
+    ("cpu", True): (1 / 256, 1 / 8, 4, 30, 34),
+    ("cpu", False): (1 / 1024, 1 / 128, 1 / 16, 1 / 2, 4, 16, 30, 34, 64),
+    ("cuda", True): (1 / 256, 1 / 8, 4, 32, 256),
+    ("cuda", False): (1 / 1024, 1 / 128, 1 / 16, 1 / 2, 4, 32, 256, 1024),
+}
+"""Payloads, by device and quick. On a CPU there is one on either side of 32 MiB, from which on a tensor gets fresh
+pages each time (`measure_kernels.RESULT_MIB`).
+"""
+
+
 def payloads(plan: Plan, ranks: int) -> list[int]:
-    """Bytes of a call; the largest leaves room for the buffers of all kinds. On a CPU there is a point on either side
-    of 32 MiB, from which on a tensor gets fresh pages each time (`measure_kernels.RESULT_MIB`).
-    """
-    mib: tuple[float, ...]
-    if plan.device.type == "cuda":
-        mib = (1 / 256, 1 / 8, 4, 32, 256) if plan.quick else (1 / 1024, 1 / 128, 1 / 16, 1 / 2, 4, 32, 256, 1024)
-    else:
-        mib = (1 / 256, 1 / 8, 4, 30, 34) if plan.quick else (1 / 1024, 1 / 128, 1 / 16, 1 / 2, 4, 16, 30, 34, 64)
-    return [round(size * 2**20) for size in mib if size * 2**20 * 4 <= plan.free_bytes / 2]
+    """Bytes of a call; the largest leaves room for the buffers of all kinds."""
+    sizes = [round(mib * 2**20) for mib in MIB[plan.device.type, plan.quick]]
+    return [size for size in sizes if size * 4 <= plan.free_bytes / 2]
 
 
 def exchanges(plan: Plan, rank: int, ranks: int, tick: Tick) -> list[dict[str, Any]]:
@@ -71,31 +77,42 @@ def _repeats(plan: Plan) -> int:
 
 
 def _exchange_samples(kind: str, payload: int, size: int, rank: int, group: Any, plan: Plan) -> list[float]:
-    """Seconds of one call, sample by sample, as rank 0 saw them; those during which the machine was quiet.
-
-    Where NCCL is the backend it is the device that is awaited, so that calls queue behind each other as in a step.
+    """Seconds of one call, sample by sample: those during which the machine was quiet. On GPUs the calls queue behind
+    each other, and it is the device that is awaited.
     """
     call = _call(kind, payload, size, rank, group, plan.device)
 
-    def sample(calls: int) -> tuple[float, float]:
-        dist.barrier(group)
-        synchronize(plan.device)
-        busy, own, start = busy_seconds(), time.process_time(), time.perf_counter()
-        for _ in range(calls):
+    def calls(count: int) -> None:
+        for _ in range(count):
             call()
-        synchronize(plan.device)
-        seconds = time.perf_counter() - start
-        used = torch.tensor([time.process_time() - own], dtype=torch.float64, device=plan.device)
-        all_busy = busy_seconds() - busy
-        dist.all_reduce(used, group=group)
-        return seconds / calls, (all_busy - float(used)) / calls
 
-    sample(2)
-    once = sample(2)[0]
-    calls = torch.tensor([max(1, min(MOST_CALLS, round(LEAST_SAMPLE_SECONDS / once)))], device=plan.device)
-    dist.broadcast(calls, 0, group=group)
-    several = [sample(int(calls)) for _ in range(_repeats(plan))]
-    return quietest([s for s, _ in several], [max(0.0, used) for _, used in several])
+    calls(2)
+    once, _ = _round(lambda: calls(2), group, plan.device)
+    count = _told(max(1, min(MOST_CALLS, round(LEAST_SAMPLE_SECONDS / (once / 2)))), group, plan.device)
+    rounds = [_round(lambda: calls(count), group, plan.device) for _ in range(_repeats(plan))]
+    return [seconds / count for seconds in quietest(*zip(*rounds, strict=True))]
+
+
+def _round(run: Callable[[], object], group: Any, device: torch.device) -> tuple[float, float]:
+    """Seconds from a barrier until the last rank is done, as rank 0 sees them, and what others used meanwhile of the
+    processors.
+    """
+    dist.barrier(group)
+    synchronize(device)
+    busy, own, start = busy_seconds(), time.process_time(), time.perf_counter()
+    run()
+    synchronize(device)
+    used = torch.tensor([time.process_time() - own], dtype=torch.float64, device=device)
+    dist.all_reduce(used, group=group)  # the last rank's is there when all are done
+    seconds = time.perf_counter() - start
+    return seconds, max(0.0, busy_seconds() - busy - float(used))
+
+
+def _told(number: int, group: Any, device: torch.device) -> int:
+    """What rank 0 says, on every rank."""
+    told = torch.tensor([number], device=device)
+    dist.broadcast(told, 0, group=group)
+    return int(told)
 
 
 def _call(kind: str, payload: int, size: int, rank: int, group: Any, device: torch.device) -> Callable[[], object]:
@@ -108,7 +125,8 @@ def _call(kind: str, payload: int, size: int, rank: int, group: Any, device: tor
     if kind == "all_gather":
         return lambda: dist.all_gather_into_tensor(torch.empty_like(whole), part, group=group)
     if kind == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(torch.empty_like(part), whole, group=group)
+        mean = dist.ReduceOp.AVG  # as FSDP2 asks
+        return lambda: dist.reduce_scatter_tensor(torch.empty_like(part), whole, op=mean, group=group)
     if kind == "all_to_all":
         return lambda: dist.all_to_all_single(torch.empty_like(whole), whole, group=group)
     after, before = (rank + 1) % size, (rank - 1) % size
@@ -125,31 +143,36 @@ def _call(kind: str, payload: int, size: int, rank: int, group: Any, device: tor
 
 # --- how much devices slow each other
 
-MATMUL_SIDE = {"cpu": 512, "cuda": 4096}
+MATMUL_SIDE = {"cpu": 576, "cuda": 6144}
 ROUNDS = 5
+SEGMENT_SECONDS = 0.05  # about as long as a step computes between two exchanges
 
 
 def together(plan: Plan, rank: int, tick: Tick) -> dict[str, float]:
-    """By subject: seconds with all ranks at it at once, over those of rank 0 while the others wait. In turns, so that
-    drift hits both alike.
+    """By subject: seconds of the slowest rank with all at it at once, over those of rank 0 while the others wait. In
+    turns, so that drift hits both alike; between barriers, as in a step, where the slowest is waited for.
     """
     ratios = {}
+    empty = statistics.median(_round(lambda: None, None, plan.device)[0] for _ in range(20))
     for subject, run in _subjects(plan).items():
         run()
-        inner = torch.tensor([max(1, round(0.05 / max(timed(run, plan.device), 1e-6)))], device=plan.device)
-        dist.broadcast(inner, 0)
+        inner = _told(max(1, round(SEGMENT_SECONDS / max(timed(run, plan.device), 1e-6))), None, plan.device)
+
+        def segment(inner: int = inner, run: Callable[[], object] = run) -> None:
+            for _ in range(inner):
+                run()
+
         alone, all_at_once = [], []
-        for _ in range(ROUNDS if plan.quick else 2 * ROUNDS):
+        for _ in range(ROUNDS if plan.quick else 3 * ROUNDS):
             dist.barrier()
             if rank == 0:
-                alone.append(timed(run, plan.device, int(inner)))
-            dist.barrier()
-            all_at_once.append(timed(run, plan.device, int(inner)))
-        mine = torch.tensor(summary(all_at_once)[0], dtype=torch.float64, device=plan.device)
-        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
-        base = torch.tensor(summary(alone)[0] if alone else 0.0, dtype=torch.float64, device=plan.device)
-        dist.broadcast(base, 0)
-        ratios[subject] = float(mine / base)
+                alone.append(timed(run, plan.device, inner))
+            all_at_once.append(_round(segment, None, plan.device))
+        seconds = statistics.fmean(quietest(*zip(*all_at_once, strict=True))) - empty
+        ratio = seconds / inner / statistics.median(alone) if alone else 0.0
+        told = torch.tensor([ratio], dtype=torch.float64, device=plan.device)
+        dist.broadcast(told, 0)
+        ratios[subject] = float(told)
         tick(f"{subject}, all at once")
     return ratios
 
@@ -160,7 +183,7 @@ def _subjects(plan: Plan) -> dict[str, Callable[[], object]]:
     params = [torch.nn.Parameter(torch.rand(1 << 19, device=device)) for _ in range(4)]
     for param in params:
         param.grad = torch.rand_like(param)
-    optimizer = torch.optim.AdamW(params, lr=1e-4, foreach=True)
+    optimizer = torch.optim.AdamW(params, lr=1e-4)
     q, k, v = (torch.rand(1, 512, 4, 64, device=device).transpose(1, 2).requires_grad_() for _ in range(3))
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     dy = torch.ones_like(y)

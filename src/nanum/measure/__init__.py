@@ -117,6 +117,7 @@ def summary(cluster: Cluster) -> dict[str, Any]:
             "compute": found.beside.compute.value,
             "exchange": found.beside.exchange.value,
         },
+        "framework": {work: seconds and seconds.value for work, seconds in vars(found.framework).items()},
         "exchanges": [_exchange(e) for e in found.exchanges],
         "grids": {s: len(getattr(found, s)) for s in ("matmul", "kernel", "attention", "optimizer")},
         "sources": _sources(found),

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from nanum.cluster import Chip, Cluster, Link, Quantity
 from nanum.cluster.grids import measured
-from nanum.cluster.measured import Exchange, Measured
+from nanum.cluster.measured import Exchange, Framework, Measured
 from nanum.cluster.parse import default_network
 from nanum.collectives import ring_steps, wire_bytes
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import Attention, Mlp, Model
+from nanum.prediction import predict
+from nanum.program import Compute
 from nanum.units import MIB
 
 Document = Mapping[str, Any]
@@ -39,7 +45,9 @@ def cluster(document: Document, name: str, version: str) -> Cluster:
         multiprocessors=Quantity(about["multiprocessors"], "measured", f"as the system reports it; {source}"),
     )
     link = _link(found, about, source)
-    return Cluster(name, 1, about["devices"], chip, link, default_network(), measured=found)
+    whole = Cluster(name, 1, about["devices"], chip, link, default_network(), measured=found)
+    overheads = {work: known(seconds) for work, seconds in overhead_seconds(document, whole).items()}
+    return replace(whole, measured=replace(found, framework=Framework(**overheads)))
 
 
 def _source(document: Document, version: str) -> str:
@@ -72,6 +80,37 @@ def _table(document: Document, source: str) -> dict[str, Any]:
         }
         table.setdefault(grid["subject"], []).append(entry)
     return table
+
+
+def overhead_seconds(document: Document, cluster: Cluster) -> dict[str, float]:
+    """What the host does besides: the seconds of a tiny model's steps beyond those of their kernels and exchanges, over
+    the number of parameters, or of exchanges. Noise may leave less than nothing, which is taken for nothing.
+    """
+    found: dict[str, float] = {}
+    for run in document.get("framework", ()):
+        layout = layout_of(run["layout"])
+        alone = replace(cluster, gpus_per_node=int(layout.world))
+        predicted = predict(model_of(run["model"]), Job(**run["job"]), alone, layout, engine="torch")
+        time, (step,) = predicted.time, predicted.steps
+        (update,) = (node for node in step.optimizer if isinstance(node, Compute))
+        parameter = "sharded_parameter" if update.sharded else "parameter"
+        if run["work"] in ("alone", "unit"):
+            left = run["optimizer_seconds"] - time.optimizer_seconds
+            found[parameter] = max(0.0, left / float(update.tensors))
+        if run["work"] != "alone":
+            # DDP's broadcast of buffers is no bucket, and what the optimizer exchanges is in its own seconds.
+            calls = sum(r.calls for r in predicted.communication if r.phase != "optimizer" and r.what != "buffers")
+            left = run["backward_seconds"] - (time.step_seconds - float(predicted.stage_times[0].optimizer_seconds))
+            found[run["work"]] = max(0.0, left / calls)
+    return found
+
+
+def model_of(table: Mapping[str, Any]) -> Model:
+    return Model(**{**table, "attention": Attention(**table["attention"]), "mlp": Mlp(**table["mlp"])})
+
+
+def layout_of(table: Mapping[str, Any]) -> Layout:
+    return Layout(**{**table, "structure": Structure(**table["structure"]), "rank_order": tuple(table["rank_order"])})
 
 
 def _best_matmuls(found: Measured) -> dict[str, float]:

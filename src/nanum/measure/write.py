@@ -69,6 +69,9 @@ def _measured(measured: Measured) -> Iterator[str]:
     if measured.together is not None:
         yield from ("", "[measured.together]", f"ranks = {measured.together.ranks}")
         yield from (f"{subject} = {_number(ratio.value)}" for subject, ratio in measured.together.ratios.items())
+    if overheads := {name: q for name, q in vars(measured.framework).items() if q is not None}:
+        yield from ("", "[measured.framework]")
+        yield from (f"{name} = {_number(seconds.value)}" for name, seconds in overheads.items())
     for subject, keys, grid in grids:
         yield from ("", f"[[measured.{subject}]]")
         yield from (f"{name} = {_plain(key)}" for name, key in zip(KEYS[subject], keys, strict=True))
@@ -95,6 +98,7 @@ def _said(measured: Measured, grids: list[Grid]) -> Iterator[tuple[str, str]]:
         bare += [measured.beside.compute, measured.beside.exchange]
     if measured.together is not None:
         bare += measured.together.ratios.values()
+    bare += vars(measured.framework).values()
     known = [q for q in bare if q is not None]
     yield from ((q.tag, q.source) for q in known or grids)
 

@@ -78,12 +78,19 @@ class FullyShard:
         return self._made(made_of, lambda: tuple(make()))
 
     def _start(self, unit: Unit, direction: Direction, presence: Any = 1) -> Iterable[Node]:
-        """Start a unit's gather."""
+        """Start a unit's gather: its shard is copied into the flat buffer first, in the dtype that is sent."""
         gather = unit.gather
         if gather is None:
             return ()
         made_of = "gather", unit, direction, presence
-        return self._once(made_of, lambda: [gather.started(direction, DATA_STREAM, "gather", presence)])
+        dtype = self.conventions.numerics.compute_dtype
+        size = where(unit.gather_bytes > 0, unit.stored_elements * ITEMSIZE[dtype], 0) * presence
+
+        def make() -> Iterable[Node]:
+            yield copy("copy", direction, size, dtype)
+            yield gather.started(direction, DATA_STREAM, "gather", presence)
+
+        return self._once(made_of, make)
 
     def _reductions(self, unit: Unit) -> Iterable[Node]:
         return self._once(("reduce", unit), lambda: [c.started("backward", DATA_STREAM, "reduce") for c in unit.reduce])
@@ -333,7 +340,7 @@ class FullyShard:
         copies = roots_bytes(self.conventions, own, largest)
         return [
             Held("buffers", copies, "the optimizer's roots"),
-            Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
+            Compute("optimizer", "optimizer", 0.0, moved, "fp32", tensors=self._total("tensors"), sharded=True),
             Held("buffers", -copies),
             Held("grads", -self._total("shard_bytes")),
         ]

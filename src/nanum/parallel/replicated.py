@@ -158,7 +158,7 @@ class Replicated:
 
     # --- optimizer --------------------------------------------------------------------------------------------------
     def optimizer(self) -> list[Node]:
-        n, (mine, _, largest) = self.conventions.numerics, self._owned()
+        n, (mine, tensors, largest) = self.conventions.numerics, self._owned()
         beyond = sum(self._beyond(u) * times for u, times in self._parts()) * self._ddp
         grads = self._total("grads_bytes") - beyond
         copies = roots_bytes(self.conventions, mine, largest)
@@ -171,7 +171,15 @@ class Replicated:
         return [
             *sums,
             Held("buffers", copies, "the optimizer's roots"),
-            Compute("optimizer", "optimizer", 0.0, moved, n.param_dtype),
+            Compute(
+                "optimizer",
+                "optimizer",
+                0.0,
+                moved,
+                n.param_dtype,
+                tensors=tensors,
+                sharded=self.structure.tensor != "none",
+            ),
             Held("buffers", -copies),
             *([self._broadcasts()] if self.structure.zero else []),
             Held("grads", -grads),

@@ -20,7 +20,7 @@ UNMODELLED = (
     "expert and virtual-stage parallelism, fp8, offload, LoRA",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
-    "slower kernels while exchanges overlap with them, stragglers and jitter",
+    "slower kernels while exchanges overlap with them, where that was not measured; stragglers and jitter",
     "kernel launches that the host cannot keep ahead of",
     "fragmentation beyond the stated reserve; cuBLAS workspaces",
 )

@@ -35,6 +35,10 @@ def print_measured(document: Document, console: Console) -> None:
         lines.append(
             f"beside each other, times as long: compute {beside['compute']:.2f}, exchanges {beside['exchange']:.2f}"
         )
+    host = {work: seconds for work, seconds in document["framework"].items() if seconds is not None}
+    if host:
+        said = ", ".join(f"{work.replace('_', ' ')} {format_seconds(seconds)}" for work, seconds in host.items())
+        lines.append(f"the host's own work: {said}")
     print_list(console, "Measured", lines)
     if document["exchanges"]:
         title(console, "Exchanges, by the conventions of nccl-tests")
