@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from nanum import processes
+from nanum.cli.verification import broken_rules
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.engines.torch import on_gloo
@@ -25,6 +26,7 @@ from nanum.job import Job
 from nanum.layout import Structure
 from nanum.model import Model
 from nanum.verify import Case, Verification, questions
+from nanum.verify.checks import loss
 from nanum.verify.matrix import MATRIX, cases
 
 if processes.torch_is_missing():
@@ -78,6 +80,11 @@ def test_the_dozen_has_every_way() -> None:
         "pp",
     }
     assert {case.layout.structure.zero for case in asked} == {0, 1, 3}
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_every_layout_of_the_matrix_may_be_asked(case: Case) -> None:
+    assert broken_rules(case.model, case.job, case.layout, on_gloo(), case.ranks) == []
 
 
 def test_the_matrix_has_what_was_promised() -> None:
@@ -150,6 +157,46 @@ def test_every_other_check_can_fail(answers: Answers) -> None:
     assert with_answer(lambda rank: rank.update(received_bytes=rank["received_bytes"] * 2)) == {"wire"}
     assert with_answer(lambda rank: rank["reference_losses"].__setitem__(0, 1.0)) == {"loss"}
     assert with_answer(lambda rank: rank["memory"].update(params=1)) == {"memory"}
+    assert with_answer(lambda rank: rank["gradients"].update({"layers.0.norm1.weight": float("nan")})) == {"gradients"}
+
+
+def test_a_rank_that_differs_from_its_replica_is_caught(answers: Answers) -> None:
+    answer = copy.deepcopy(answers["ddp 2"])
+    answer["ranks"][1]["traces"]["head.weight"][0] *= 1.01
+    assert failing(verified("ddp 2", answer)) == {"gradients"}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_that_never_updates_is_caught(precision: str) -> None:
+    """Its loss stays, where one process's falls as it did in a real run."""
+    alone = [7.49, 6.08, 4.95, 4.13]
+    ranks = [{"reference_losses": alone, "losses": [[7.49]] * 4}]
+    assert loss(ranks, precision).ok is False
+    ranks[0]["losses"] = [[value * 1.001] for value in alone]
+    assert loss(ranks, "bf16").ok is True
+
+
+QUESTION = ["--ranks", "2", "--layers", "2"]
+
+
+def question_of(nanum: Run, words: list[str]) -> dict[str, Any]:
+    """What a command asks, as its launch would."""
+    command = nanum("verify", *words, "--print-launch").stdout.splitlines()[-1]
+    (question,) = json.loads(shlex.split(command.split(" --question ")[1])[0])["questions"]
+    return dict(question)
+
+
+def test_an_answer_to_something_else_is_refused(answers: Answers, nanum: Run, tmp_path: Path) -> None:
+    file = tmp_path / "answer.json"
+    words = ["verify", *QUESTION, "--zero", "3", "--answer", str(file)]
+    file.write_text(json.dumps({"answers": [answers["fsdp 2"]]}))  # of another model's name
+    assert "answers another question" in nanum(*words).stderr
+    question = question_of(nanum, [*QUESTION, "--zero", "3"])
+    for ranks in ([1, 2], [{"rank": 0}, {"rank": 1}], []):
+        file.write_text(json.dumps({"answers": [{"question": question, "ranks": ranks, "torch": "", "backend": ""}]}))
+        found = nanum(*words)
+        assert (found.returncode, found.stdout) == (2, "")
+        assert "not what `python -m nanum.live.worker` writes" in found.stderr
 
 
 def test_a_mismatch_is_shown_side_by_side(answers: Answers, nanum: Run, tmp_path: Path) -> None:
@@ -158,8 +205,10 @@ def test_a_mismatch_is_shown_side_by_side(answers: Answers, nanum: Run, tmp_path
     answer = copy.deepcopy(answers[name])
     row = answer["ranks"][1]["exchanges"][0]
     row[6] += 8
+    asked = [*QUESTION, "--zero", "3"]
+    answer["question"] = question_of(nanum, asked)
     (tmp_path / "answer.json").write_text(json.dumps({"answers": [answer]}))
-    words = ["verify", "--ranks", "2", "--zero", "3", "--layers", "2", "--answer", str(tmp_path / "answer.json")]
+    words = ["verify", *asked, "--answer", str(tmp_path / "answer.json")]
     found = nanum(*words)
     assert found.returncode == 1
     assert "Exchanges that differ (1 rows)" in found.stdout
@@ -209,6 +258,10 @@ def test_one_run_from_the_command_line(nanum: Run) -> None:
         (["--quick", "--ranks", "1"], ["--quick is for --all"]),
         (["--all", "--ranks", "2"], ["--all runs a matrix of its own", "--ranks"]),
         (["llama-3.1-405b", "--ranks", "8", "--zero", "3"], ["GiB are free here", "--layers"]),
+        (["tiny-gpt", "--ranks", "2", "--pp", "2"], ["ties its embeddings", "two tables"]),
+        (["--ranks", "1", "--vocab", "1"], ["--vocab 1"]),
+        (["--ranks", "2", "--zero", "3", "--bucket-cap-mb", "1"], ["--bucket-cap-mb is DDP's"]),
+        (["--ranks", "8", "--dp-replicate", "2", "--tp", "2", "--pp", "2"], ["loses the gradients"]),
         (["--ranks", "1", "--answer", "nowhere.json"], ["nowhere.json: no such file"]),
     ],
 )

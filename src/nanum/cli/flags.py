@@ -117,3 +117,21 @@ Output = Annotated[
     str | None, typer.Option("-o", "--output", metavar="FILE.toml", help="Where to.", show_default=False)
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+
+SmallSeqLen = Annotated[str | None, _text("--seq-len", "N", "Tokens in a sequence. [64]")]
+SmallGlobalBatchSize = Annotated[
+    str | None,
+    _text(
+        "--global-batch-size", "N", "Sequences in a step. [a micro-batch a data rank; twice its stages in a pipeline]"
+    ),
+]
+SmallMicroBatchSize = Annotated[str | None, _text("--micro-batch-size", "N", "Sequences a rank computes at once. [2]")]
+RunPrecision = Annotated[str | None, _text("--precision", "fp32|bf16", "What the layers are computed in. [fp32]")]
+RunSchedule = Annotated[
+    str | None,
+    _text(
+        "--schedule",
+        "gpipe|1f1b|interleaved|looped-bfs|zb-h1|zbv|dualpipev",
+        "Order of the pipeline's work. [1f1b]",
+    ),
+]

@@ -57,6 +57,9 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
         except Refused as refused:
             reader.reasons.extend(refused.reasons)
     ranks = _ranks(reader)
+    for name, value in (("micro_batch_size", DEFAULT_MICRO_BATCH_SIZE), ("steps", STEPS)):
+        if not reader.said(name):
+            reader.defaults.append(f"{name} {value}")
     layout = layout_of(reader, engine, ranks, micro_batch_size=DEFAULT_MICRO_BATCH_SIZE, of="ranks")
     sync: Any = reader.choice("grad_sync", "each")
     layout = replace(layout, structure=replace(layout.structure, grad_sync=sync))
