@@ -20,7 +20,6 @@ CATEGORIES = {
     "params": "parameters",
     "grads": "gradients",
     "optimizer_states": "optimizer states",
-    "at_rest": "between steps",
     "saved": "saved from forward for backward",
     "allocated_peak": "the most at any moment",
 }

@@ -99,7 +99,7 @@ def held(answer: Answer, predicted: Mapping[str, int]) -> list[Held]:
     counted = {name: found[name] for name in ("params", "grads", "optimizer_states")}
     if "saved" in predicted:
         counted["saved"] = found["after_forward"] - found["before"]
-    counted["at_rest"], counted["allocated_peak"] = found["before"], found["peak"]
+    counted["allocated_peak"] = found["peak"]
     return [Held(answer["rank"], name, predicted[name], size) for name, size in counted.items()]
 
 

@@ -65,7 +65,6 @@ class Expected:
             "params": between.get("params", 0),
             "grads": before_optimizer.get("grads", 0),
             "optimizer_states": between.get("optimizer_states", 0),
-            "at_rest": sum(between.values()),
             "allocated_peak": self.peak.bytes,
         }
         if isinstance(self.step, Step) and not self.layout.structure.pipelined:
