@@ -76,7 +76,7 @@ def derived(ranks: int, kind: str) -> tuple[list[Any], int]:
     conventions = replace(torch, ring_gathers=kind != "ring_alltoall")
     shapes = Shapes(
         {axis: ranks if axis == "cp" else 1 for axis in AXES},
-        {"B": 2, "S": 64, "T": 64, "Q": 8 * 16, "K": 4 * 16, "A": 8, "pair": 2},
+        {"B": 2, "S": 64, "T": 64, "Q": 8 * 16, "K": 4 * 16, "A": 8, "head": 16, "pair": 2},
     )
     tape = Tape(shapes, conventions, (), False, context=kind.removesuffix("_alltoall"))
     q, k, v = (

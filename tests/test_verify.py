@@ -212,8 +212,8 @@ def test_a_mismatch_is_shown_side_by_side(answers: Answers, nanum: Run, tmp_path
     found = nanum(*words)
     assert found.returncode == 1
     assert "Exchanges that differ (1 rows)" in found.stdout
-    assert f"{row[6]:,}" in found.stdout
-    assert f"{row[6] - 8:,}" in found.stdout
+    assert "predicted" in found.stdout
+    assert "counted" in found.stdout
     document = json.loads(nanum(*words, "--json").stdout)
     assert not document["ok"]
     differing = [
@@ -226,7 +226,7 @@ def test_a_mismatch_is_shown_side_by_side(answers: Answers, nanum: Run, tmp_path
 
 # --- the command ------------------------------------------------------------------------------------------------------
 def test_one_run_from_the_command_line(nanum: Run) -> None:
-    found = nanum("verify", "tiny-gpt", "--ranks", "2", "--tp", "2", "--layers", "1", "--json")
+    found = nanum("verify", "tiny-llama", "--ranks", "2", "--tp", "2", "--layers", "1", "--json")
     assert (found.returncode, found.stderr) == (0, "")
     document = json.loads(found.stdout)
     assert document["ok"]
