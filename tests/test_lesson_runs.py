@@ -114,7 +114,8 @@ Parts = tuple[float, float, float]  # forward, backward, optimizer
 
 
 def step(parts: Parts) -> dict[str, float]:
-    return dict(zip(("forward_seconds", "backward_seconds", "optimizer_seconds"), parts, strict=True))
+    found = dict(zip(("forward_seconds", "backward_seconds", "optimizer_seconds"), parts, strict=True))
+    return found | {"forward_cpu_seconds": parts[0]}
 
 
 def sampled(
@@ -267,6 +268,20 @@ def test_noise_is_not_told_as_a_difference() -> None:
     assert "the second was faster in 5 of 9 rounds" in text
     assert "buckets on the way): the step is" not in text
     assert "보내기로): 잡음과 가릴 만한 차이가 없다" in flat(printed("ko", "D", part))
+
+
+@pytest.mark.parametrize(("share", "cores", "crowded"), [(0.95, 2, False), (0.5, 2, True), (0.5, 1, False)])
+def test_cores_that_others_have_are_told(share: float, cores: int, crowded: bool) -> None:
+    measured = sampled(STEPS, 0.06)
+    for of_round in measured["steps"]["buckets"]:
+        for each in of_round:
+            each["forward_cpu_seconds"] *= share
+    part = part_d(measured, cores=cores)
+    assert [scaled["running"] for scaled in part["scaling"]] == pytest.approx([1.0, share])
+    assert part["crowded"] is crowded
+    text = flat(printed("en", "D", part))
+    assert ("a process among 2 was running 50% of the time (by itself 100%)" in text) is crowded
+    assert ("시간의 50%만 실제로 돌았다" in flat(printed("ko", "D", part))) is crowded
 
 
 def test_too_few_rounds_tell_nothing() -> None:
@@ -478,7 +493,7 @@ def test_every_text_is_printed_and_fits_the_page(
     console = Console(width=200)
     assert max(console.measure(line).maximum for line in text.splitlines()) <= 80
     keys = {key for key in TEXTS[lang] if key[:2] in ("D.", "E.")}
-    assert keys - used <= {"D.progress", "E.progress", "D.no_speedup"}
+    assert keys - used <= {"D.progress", "E.progress", "D.no_speedup", "D.crowded"}
 
 
 def test_a_table_of_a_large_machine_fits_the_page() -> None:

@@ -27,6 +27,10 @@ from nanum.verify.case import Case
 from nanum.verify.expected import expected
 
 MOST_RANKS = 8
+PARTS = ("forward_seconds", "backward_seconds", "optimizer_seconds")
+"""What a step is made of."""
+CROWDED = 0.85
+"""Where processes have a core for less than this part of a forward pass, other programs have it."""
 WIDE = 0.5
 """Where the rounds leave a serial fraction within more than this part of it, a curve drawn with it is one of many."""
 CONTINUED = tuple(2**power for power in range(1, 11))
@@ -179,11 +183,11 @@ def from_rounds(divided: Divided, cores: int, ranks: Sequence[int], measured: di
     """The document of part D from what `nanum.live.rounds` measured."""
     most = ranks[-1]
     steps = {name: [_slowest(of_round) for of_round in rounds] for name, rounds in measured["steps"].items()}
-    seconds = {name: [sum(step.values()) for step in of] for name, of in steps.items()}
+    seconds = {name: [_total(step) for step in of] for name, of in steps.items()}
     reduce = [max(of_round) for of_round in measured["all_reduce_seconds"]]
     apart = Apart(median(seconds["share"]), _part(steps["share"], "backward_seconds"), median(reduce))
     by_round = [
-        Apart(sum(share.values()), share["backward_seconds"], each)
+        Apart(_total(share), share["backward_seconds"], each)
         for share, each in zip(steps["share"], reduce, strict=True)
     ]
     sent = {name: exchanged(divided, most, exchange) for name, exchange in EXCHANGES.items()}
@@ -194,13 +198,17 @@ def from_rounds(divided: Divided, cores: int, ranks: Sequence[int], measured: di
         beside = _beside_formula([high if name == "at_once" else low, high], seconds[name])
         exchanges[name] = beside | _fraction(most, seconds[name], seconds["one"])
     names = {n: "one" if n == 1 else "buckets" if n == most else f"{n} ranks" for n in ranks}
-    scaling = [_scaled(divided, n, seconds[name], seconds["one"]) for n, name in names.items()]
+    scaling = [
+        _scaled(divided, n, seconds[name], seconds["one"]) | {"running": _running(steps[name])}
+        for n, name in names.items()
+    ]
     return {
         "device": device_name(measured["device"]),
         "processor": measured["device"],
         "torch": measured["device"]["torch"],
         "backend": measured["backend"],
         "cores": cores,
+        "crowded": cores >= most and scaling[-1]["running"] < CROWDED,
         "rounds": measured["rounds"],
         "rounds_to_agree": rounds_to_agree(measured["rounds"]),
         "worst_spread": max(middle(each)["spread"] for each in seconds.values()),
@@ -217,7 +225,7 @@ def from_rounds(divided: Divided, cores: int, ranks: Sequence[int], measured: di
         "apart": {
             "ranks": most,
             "share_seconds": apart.share,
-            **{part: _part(steps["share"], part) for part in steps["share"][0]},
+            **{part: _part(steps["share"], part) for part in PARTS},
             "all_reduce_seconds": apart.all_reduce,
         },
         "scaling": scaling,
@@ -256,7 +264,16 @@ def _amdahl(scaled: dict[str, Any]) -> dict[str, Any]:
 
 def _slowest(of_round: Sequence[dict[str, float]]) -> dict[str, float]:
     """The step of a round is that of the rank that took longest for it."""
-    return max(of_round, key=lambda step: sum(step.values()))
+    return max(of_round, key=_total)
+
+
+def _total(step: dict[str, float]) -> float:
+    return sum(step[part] for part in PARTS)
+
+
+def _running(steps: Sequence[dict[str, float]]) -> float:
+    """How much of its forward pass a rank had a core."""
+    return min(1.0, median(step["forward_cpu_seconds"] / step["forward_seconds"] for step in steps))
 
 
 def _part(steps: Sequence[dict[str, float]], part: str) -> float:

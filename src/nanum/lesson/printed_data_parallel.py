@@ -87,6 +87,9 @@ def _print_run(part: dict[str, Any], page: Page) -> None:
         )
     names = ("B.median", "B.middle_half", "D.speedup", "B.efficiency")
     page.table(["N", *map(page.say, names), "s", page.say("D.likely")], rows, right=set(range(7)))
+    if part["crowded"]:
+        one, last = part["scaling"][0], part["scaling"][-1]
+        page.paragraph("D.crowded", n=last["ranks"], running=percent(last["running"]), one=percent(one["running"]))
     predicted = part["predicted"]
     page.paragraph(
         f"D.difference_{predicted['verdict']}",

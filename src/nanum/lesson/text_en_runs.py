@@ -41,11 +41,15 @@ TEXT: dict[str, str] = {
     "D.run": "The run, with PyTorch's own buckets (in the last column, where the rounds leave s):",
     "D.speedup": "Speedup",
     "D.likely": "s between",
+    "D.crowded": (
+        "Other programs had the cores as well: in the forward pass, which waits for nobody, a process among {n} was "
+        "running {running} of the time (by itself {one}). That is in s too. Close other programs, and s is smaller."
+    ),
     "D.difference_held": "The difference: none. {measured} is within the formula's {range}.",
     "D.difference_slower": (
         "The difference: {measured} is {percent} over the formula's {range}, and above it in {agree} of {rounds} "
         "rounds. The formula's terms were timed one at a time; {n} processes at once compete for memory and caches, "
-        "and the threads that carry their messages compete with them for the cores."
+        "and for the cores with the threads that carry their messages and with other programs."
     ),
     "D.difference_faster": (
         "The difference: {measured} is {percent} under the formula's {range}, and below it in {agree} of {rounds} "

@@ -40,11 +40,16 @@ TEXT: dict[str, str] = {
     "D.run": "PyTorch의 기본 버킷으로 실제로 돌린 결과다(마지막 열은 여러 바퀴에 비추어 본 s의 범위).",
     "D.speedup": "속도 향상",
     "D.likely": "s의 범위",
+    "D.crowded": (
+        "다른 프로그램도 코어를 쓰고 있었다. 아무것도 기다리지 않는 순전파에서 프로세스 {n}개는 저마다 시간의 "
+        "{running}만 실제로 돌았다(혼자일 때는 {one}). 그 탓에 늘어난 시간도 s에 들어 있다. 다른 프로그램을 닫으면 s는 "
+        "작아진다."
+    ),
     "D.difference_held": "차이는 없다. {measured}는 공식의 {range} 안에 있다.",
     "D.difference_slower": (
         "차이를 보면, {measured}는 공식의 {range}보다 {percent} 길고 {rounds}바퀴 가운데 {agree}바퀴에서 그 위에 있다. "
         "공식의 각 항은 하나씩 따로 잰 값이다. 프로세스 {n}개가 함께 돌면 메모리와 캐시를 다투고, 메시지를 나르는 "
-        "스레드도 코어를 함께 쓴다."
+        "스레드나 다른 프로그램과 코어도 나누어 쓴다."
     ),
     "D.difference_faster": (
         "차이를 보면, {measured}는 공식의 {range}보다 {percent} 짧고 {rounds}바퀴 가운데 {agree}바퀴에서 그 아래에 "

@@ -103,23 +103,27 @@ class Rounds:
 
 
 def timed_step(made: Trainer) -> dict[str, float]:
-    """Seconds of a step's parts on this rank. Waiting for an exchange is in the part in which it is waited for."""
-    forward_ends = [0.0]
+    """Seconds of a step's parts on this rank. Waiting for an exchange is in the part in which it is waited for; the
+    forward pass waits for nobody, and `forward_cpu_seconds` is how long of it this rank had a core.
+    """
+    forward_ends = cpu_ends = 0.0
 
     def mark() -> None:
-        forward_ends.append(time.perf_counter())
+        nonlocal forward_ends, cpu_ends
+        forward_ends, cpu_ends = time.perf_counter(), time.thread_time()
 
     made.after_forward = mark
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.thread_time()
     made.backward_all()
     backward_ends = time.perf_counter()
     made.optimize()
     made.forget_gradients()
     end = time.perf_counter()
     return {
-        "forward_seconds": forward_ends[-1] - begin,
-        "backward_seconds": backward_ends - forward_ends[-1],
+        "forward_seconds": forward_ends - begin,
+        "backward_seconds": backward_ends - forward_ends,
         "optimizer_seconds": end - backward_ends,
+        "forward_cpu_seconds": cpu_ends - cpu_begin,
     }
 
 
