@@ -327,7 +327,7 @@ def test_bubble(schedule: str, p: int, m: int) -> None:
 def saved(engine: Engine, model: Model, **given: Any) -> int:
     """Bytes that the forward pass of one layer leaves for its backward."""
     parts = emit_parts(model, Job(S, B), layout(engine, **given), engine)
-    return int(peak(parts.layer.forward).net)
+    return int(peak(parts.bodies.layers[0].forward).net)
 
 
 SCORES = Fraction(5 * A * S, H)
@@ -375,7 +375,7 @@ def test_a_published_model_by_its_table() -> None:
         at = Layout(
             tp=t, micro_batch_size=b, structure=Structure(zero=1, tensor=tensor, recompute=recompute, attention="eager")
         )  # type: ignore[arg-type]
-        found[tensor] = peak(emit_parts(model, Job(s, b), at, MEGATRON).layer.forward).net
+        found[tensor] = peak(emit_parts(model, Job(s, b), at, MEGATRON).bodies.layers[0].forward).net
     assert found["sequence"] / found["tensor"] == pytest.approx(
         34 / t / (10 + 24 / t + 5 * heads * s / h / t), rel=0.001
     )

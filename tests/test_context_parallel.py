@@ -168,8 +168,10 @@ def test_eager_scores_of_a_ranks_rows_or_heads(kind: str) -> None:
     for name, c in (("none", 1), (kind, 4)):
         at = layout(name, sizes={"cp": c}, attention="eager")
         parts = emit_parts(llama(), Job(S, B), at, TORCHTITAN)
-        scores = [node for node in parts.layer.forward if isinstance(node, Held) and node.name == "core_scores"]
-        found[c] = float(flops(parts.layer.forward)), max(int(node.bytes) for node in scores)
+        scores = [
+            node for node in parts.bodies.layers[0].forward if isinstance(node, Held) and node.name == "core_scores"
+        ]
+        found[c] = float(flops(parts.bodies.layers[0].forward)), max(int(node.bytes) for node in scores)
     assert found[1] == (4 * found[4][0], 4 * found[4][1])
     assert found[1][1] == 2 * B * A * S * S
 
@@ -177,7 +179,7 @@ def test_eager_scores_of_a_ranks_rows_or_heads(kind: str) -> None:
 # --- activations ------------------------------------------------------------------------------------------------------
 def saved(kind: str, c: int) -> int:
     parts = emit_parts(llama(), Job(S, B), layout(kind, sizes={"cp": c}), TORCHTITAN)
-    return int(peak(parts.layer.forward).net)
+    return int(peak(parts.bodies.layers[0].forward).net)
 
 
 @pytest.mark.parametrize("c", [2, 4])

@@ -28,6 +28,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.parallel.buckets import _count
+from nanum.parallel.chain import Each
 from nanum.parallel.owners import _shares
 from nanum.parallel.pipeline import Step
 from nanum.rules import broken
@@ -79,7 +80,7 @@ def test_ranks_of_a_run_differ() -> None:
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 6))
 def test_owners_have_all_parameters_between_them_and_none_much_more(sizes: list[int], ranks: int) -> None:
     """Each goes to the least laden: no rank is ahead of another by more than one parameter."""
-    shares = _shares(((), tuple(sizes), ()), 1, ranks)
+    shares = _shares(Each((), (tuple(sizes),), ()), (0,), ranks)
     assert sum(elements for elements, _, _ in shares) == sum(sizes)
     assert sum(tensors for _, tensors, _ in shares) == len(sizes)
     assert shares[0][2] == max(sizes)
@@ -130,14 +131,14 @@ DDP = Structure(zero=0)
     ],
 )
 def test_buckets(first: int, later: int, sizes: list[int], count: int) -> None:
-    assert _count((((), (), tuple(sizes)),), 0, (first, later)) == count
+    assert _count((Each((), (), tuple(sizes)),), (), (first, later)) == count
 
 
 def test_tensors_of_a_later_turn_fill_the_bucket_that_is_open() -> None:
-    norms, rest = ((), (1,), ()), ((), (0, 4), ())
-    assert _count((norms, rest), 2, (5, 5)) == 2  # 1 1 4 | 4
-    assert _count((((), (1, 4), ()),), 2, (5, 5)) == 2
-    assert _count((norms, rest), 2, (2, 4)) == 3  # 1 1 | 4 | 4
+    norms, rest = Each((), ((1,),), ()), Each((), ((0, 4),), ())
+    assert _count((norms, rest), (0, 0), (5, 5)) == 2  # 1 1 4 | 4
+    assert _count((Each((), ((1, 4),), ()),), (0, 0), (5, 5)) == 2
+    assert _count((norms, rest), (0, 0), (2, 4)) == 3  # 1 1 | 4 | 4
 
 
 @pytest.mark.parametrize("cap", [None, 0.01, 1e-6, 1e6])

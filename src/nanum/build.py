@@ -7,95 +7,96 @@ micro-batches. Sizes are ints or arrays: the same calls serve one layout and a h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from nanum.arrays import distinct
+from nanum.arrays import distinct, least
 from nanum.blocks.body import Body, Emitted
 from nanum.blocks.ends import PositionTables, embedding_body, head_body, rotary_angles_bytes
-from nanum.blocks.layer import emit_layer, layer_body
+from nanum.blocks.layer import emit_layer, layer_body, layer_dims
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import AXES, ONE_CHUNK, V_SHAPED, Layout, Recompute, Structure
 from nanum.model import Model
 from nanum.once import Once
-from nanum.parallel.chain import Chain, Stage
+from nanum.parallel.chain import Chain, Each, Stage
 from nanum.parallel.chunks import RankStep
 from nanum.parallel.flat_buffers import Buffer, FlatBuffers, buffer
 from nanum.parallel.fully_shard import FullyShard
 from nanum.parallel.pipeline import DataParallel, Position, Step, step
+from nanum.parallel.places import groups
 from nanum.parallel.replicated import DataRanks, Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
 from nanum.schedule import order, rank_of, stage_of
 from nanum.sharding import BATCH_AXES, Shapes, Tensor
 
+T = TypeVar("T")
 BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "micro_batch_size")
 """What a part of the model can see of a layout. Layouts that differ in nothing else share its body."""
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """What the weights of the parts exchange: of the embedding, a layer, the head, and the head without its table
-    (which is the embedding's, where the two are tied and on one stage).
+    """What the weights of the parts exchange, and those of the head without its table (which is the embedding's, where
+    the two are tied and on one stage).
     """
 
-    shapes: Shapes
+    shapes: Each[Shapes]
     conventions: Conventions
     zero: int
     whole: bool  # each rank stores them whole
-    parts: tuple[tuple[tuple[Tensor, ...], Mapping[Tensor, Tensor]], ...]
+    bodies: Each[Body]
 
-    @classmethod
-    def of(
-        cls, shapes: Shapes, conventions: Conventions, zero: int, bodies: tuple[Body, Body, Body], *, whole: bool
-    ) -> Weights:
-        head = bodies[2]
+    @cached_property
+    def units(self) -> tuple[Each[Unit], Unit]:
+        return self._made(
+            lambda shapes, weights, grads: unit(shapes, weights, grads, self.conventions, whole=self.whole)
+        )
+
+    @cached_property
+    def buffers(self) -> tuple[Each[Buffer], Buffer]:
+        return self._made(lambda shapes, weights, grads: buffer(shapes, weights, grads, self.conventions, self.zero))
+
+    def _made(self, make: Callable[[Shapes, tuple[Tensor, ...], Mapping[Tensor, Tensor]], T]) -> tuple[Each[T], T]:
+        head = self.bodies.head
         without = tuple(w for w in head.weights if w.name != "head")
-        parts = *((b.weights, b.weight_grads) for b in bodies), (without, head.weight_grads)
-        return cls(shapes, conventions, zero, whole, parts)
-
-    @cached_property
-    def units(self) -> list[Unit]:
-        return [unit(self.shapes, weights, grads, self.conventions, whole=self.whole) for weights, grads in self.parts]
-
-    @cached_property
-    def buffers(self) -> list[Buffer]:
-        return [buffer(self.shapes, weights, grads, self.conventions, self.zero) for weights, grads in self.parts]
+        each = self.shapes.zip(self.bodies).map(lambda both: make(both[0], both[1].weights, both[1].weight_grads))
+        return each, make(self.shapes.head, without, head.weight_grads)
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The three bodies of a model, in the space of their own shapes, and what their weights exchange."""
+    """The bodies of a model's parts, in the space of their own shapes, and what their weights exchange."""
 
-    shapes: Shapes
+    shapes: Each[Shapes]
     conventions: Conventions
     structure: Structure
-    embedding: Body
-    emitted_layer: Emitted
-    layer: Body
-    head: Body
+    emitted_layers: tuple[Emitted, ...]
+    bodies: Each[Body]
     weights: Weights
 
     def recomputing(self, recompute: Recompute) -> Parts:
         """The same parts under another recompute mode: only what a layer keeps differs."""
         structure = replace(self.structure, recompute=recompute)
-        return replace(self, structure=structure, layer=layer_body(self.emitted_layer, recompute))
+        layers = tuple(layer_body(emitted, recompute) for emitted in self.emitted_layers)
+        return replace(self, structure=structure, bodies=replace(self.bodies, layers=layers))
 
     @property
     def table(self) -> Tensor:
         """The embedding's weight: rows of the vocabulary."""
-        return self.embedding.weights[0]
+        return self.bodies.embedding.weights[0]
 
     @property
     def table_grad_bytes(self) -> Any:
         """The gradient that the head leaves for the table, which the embedding's is added to."""
-        return sum(self.shapes.bytes(self.head.weight_grads[w]) for w in self.head.weights if w.name == "head")
+        head = self.bodies.head
+        return sum(self.shapes.head.bytes(head.weight_grads[w]) for w in head.weights if w.name == "head")
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +168,7 @@ class Staged:
     """The distinct stages of layouts and what their weights exchange, whatever is recomputed or resharded."""
 
     chain: Chain
-    weights: tuple[Any, Any, Any]  # units, or buffers, of the embedding, a layer and the head
+    weights: Each[Any]  # units, or buffers
     position: Position
     layout: Layout  # of each distinct stage
     made: Once[tuple[Node, ...]] = field(default_factory=Once)  # what their steps do alike around their weights
@@ -180,23 +181,24 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     stages = layout.pp * layout.structure.virtual_stages
     layers = engine.layers_of_stage(model.num_hidden_layers, stages, stage)
     first, last = (stage == 0) * 1, (stage == stages - 1) * 1
+    # Where all layers are alike it does not matter which of them a stage has.
+    begins = _layers_before(model, engine, stages, stage) if len(model.kinds) > 1 else 0 * layers
     at = None
-    kinds: Any = (layers, first, last, at_body, layout.pp)
+    kinds: Any = (layers, begins, first, last, at_body, layout.pp)
     if at_body is not None:
         kinds, at = distinct(kinds)
-    layers, first, last, at_body, pp = kinds
+    layers, begins, first, last, at_body, pp = kinds
+    placed = groups(model.runs, begins, layers)
     onward, back = (_on_this_rank(layout, stage, stage + way) for way in (1, -1))
-    where = Stage(layers, first, last, (1 - last) * (1 - onward), (1 - first) * (1 - back), at_body, onward, back)
+    where = Stage(placed, first, last, (1 - last) * (1 - onward), (1 - first) * (1 - back), at_body, onward, back)
     sizes = {f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}
-    shapes, conventions, table = parts.shapes, parts.conventions, parts.table
+    shapes, conventions, table = parts.shapes.embedding, parts.conventions, parts.table
     tied = model.tie_word_embeddings
     rows = shapes.part("S", ("cp",))  # of a sequence, on one rank
     tables = PositionTables.of(model, shapes, conventions, layout.structure)
     chain = Chain(
         where,
-        parts.embedding,
-        parts.layer,
-        parts.head,
+        parts.bodies,
         dtype=conventions.numerics.compute_dtype,
         tp=where.take(shapes.mesh["tp"]),
         pp=pp,
@@ -212,6 +214,15 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     return Staged(chain, _exchanged(chain, parts, engine), Position(stage, layout.pp, m, at), seen)
 
 
+def _layers_before(model: Model, engine: Engine, stages: Any, stage: Any) -> Any:
+    """How many layers the stages before have."""
+    before: Any = 0 * stage
+    for earlier in range(int(np.max(stage))):
+        here = engine.layers_of_stage(model.num_hidden_layers, stages, least(earlier + 0 * stage, stages - 1))
+        before = before + here * (earlier < stage)
+    return before
+
+
 def _on_this_rank(layout: Layout, stage: Any, other: Any) -> int:
     """1 where a stage and its neighbour are on the same rank: at the turn of a V."""
     structure = layout.structure
@@ -224,16 +235,16 @@ def _on_this_rank(layout: Layout, stage: Any, other: Any) -> int:
 def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine) -> Step:
     """The step of these stages: data parallelism around the parts, and the pipeline's actions in order."""
     conventions = parts.conventions
-    chain = replace(staged.chain, embedding=parts.embedding, layer=parts.layer, head=parts.head)
+    chain = replace(staged.chain, bodies=parts.bodies)
     weights = staged.weights
     data: DataParallel
     if engine.data_parallel == "flat_buffers":
-        ranks = parts.shapes.ranks(("dp_replicate", "dp_shard", "cp"))
-        data = FlatBuffers(chain, conventions, structure, *weights, data_ranks=ranks)
+        ranks = parts.shapes.embedding.ranks(("dp_replicate", "dp_shard", "cp"))
+        data = FlatBuffers(chain, conventions, structure, weights, data_ranks=ranks)
     elif _replicates(structure, engine):
-        data = Replicated(chain, conventions, structure, *weights, DataRanks.of(parts.shapes, chain.stage))
+        data = Replicated(chain, conventions, structure, weights, DataRanks.of(parts.shapes.embedding, chain.stage))
     else:
-        data = FullyShard(chain, conventions, structure, *weights, staged.made)
+        data = FullyShard(chain, conventions, structure, weights, staged.made)
     return step(chain, data, structure, conventions, staged.position, staged.layout)
 
 
@@ -253,57 +264,57 @@ def _check(layout: Layout) -> None:
 
 
 def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mapping[str, int] | None = None) -> Parts:
-    """Embedding, layer and head, forward and backward, with their tensors' splits stated.
+    """Embedding, layers and head, forward and backward, with their tensors' splits stated.
 
     They depend on the engine, the sizes named in `BODY_FIELDS`, the rank that is meant (`at`), and of the structure on
     all but the schedule and the pipeline.
     """
-    conventions = engine.conventions(model, job, layout.structure)
-    shapes = Shapes({a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions), at)
-    given = model, shapes, conventions, layout.structure
-    layer = emit_layer(*given)
-    bodies = embedding_body(*given), layer_body(layer, layout.structure.recompute), head_body(*given)
-    weights = Weights.of(
-        shapes, conventions, layout.structure.zero, bodies, whole=_replicates(layout.structure, engine)
+    structure = layout.structure
+    conventions = engine.conventions(model, job, structure)
+    mesh, dims = {a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions)
+    ends = Shapes(mesh, dims, at)
+    shapes = Each(ends, tuple(Shapes(mesh, {**dims, **layer_dims(kind)}, at) for kind in model.kinds), ends)
+    given = conventions, structure
+    emitted = tuple(
+        emit_layer(model, kind, here, *given) for kind, here in zip(model.kinds, shapes.layers, strict=True)
     )
-    embedding, recomputed, head = bodies
-    return Parts(shapes, conventions, layout.structure, embedding, layer, recomputed, head, weights)
+    bodies = Each(
+        embedding_body(model, ends, *given),
+        tuple(layer_body(layer, structure.recompute) for layer in emitted),
+        head_body(model, ends, *given),
+    )
+    weights = Weights(shapes, conventions, structure.zero, _replicates(structure, engine), bodies)
+    return Parts(shapes, conventions, structure, emitted, bodies, weights)
 
 
 def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> dict[str, Any]:
     """Global sizes. The vocabulary is padded as the engine pads it."""
-    a = model.attention
     multiple = conventions.vocab_multiple_per_tp * (layout.tp if conventions.vocab_multiple_per_tp > 1 else 1)
     return {
         "B": layout.micro_batch_size * layout.data_ranks,
         "S": job.seq_len,
         "T": job.seq_len,  # rows of keys
         "D": model.hidden_size,
-        "Q": a.num_attention_heads * a.head_dim,
-        "K": a.num_key_value_heads * a.head_dim,
-        "A": a.num_attention_heads,
-        "F": model.mlp.intermediate_size,
         "V": -(-model.vocab_size // multiple) * multiple,
         "P": model.max_position_embeddings,
-        "head": a.head_dim,
         "pair": 2,
     }
 
 
-def _exchanged(chain: Chain, parts: Parts, engine: Engine) -> tuple[Any, Any, Any]:
-    """Units or buffers of the embedding, a layer and the head, on each distinct stage. A table that embedding and head
-    share is the embedding's, where both are.
+def _exchanged(chain: Chain, parts: Parts, engine: Engine) -> Each[Any]:
+    """Units or buffers of the parts, on each distinct stage. A table that embedding and head share is the embedding's,
+    where both are.
     """
     s = chain.stage
     shares = s.embeds * s.heads * (chain.tied_elements is not None)
     flat = engine.data_parallel == "flat_buffers"
-    made: list[Any] = list(parts.weights.buffers if flat else parts.weights.units)
-    first, each, whole, rest = made
-    embedding, layer = first.times(s.embeds, s.take), each.times(1, s.take)
-    head = whole.times(s.heads - shares, s.take) + rest.times(shares, s.take)
+    made: tuple[Each[Any], Any] = parts.weights.buffers if flat else parts.weights.units
+    each, rest = made
+    embedding = each.embedding.times(s.embeds, s.take)
+    head = each.head.times(s.heads - shares, s.take) + rest.times(shares, s.take)
     if not flat and parts.conventions.units == "root" and parts.structure.zero == 3:
         embedding, head = embedding + head, head.times(0, lambda q: q)
-    return embedding, layer, head
+    return Each(embedding, tuple(layer.times(1, s.take) for layer in each.layers), head)
 
 
 def body_space(layout: Layout) -> tuple[np.ndarray | None, Layout]:

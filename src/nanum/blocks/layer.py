@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
 from nanum.conventions import EVERYTHING, NOTHING, Conventions
 from nanum.layout import Recompute, Structure
-from nanum.model import Model
+from nanum.model import Attention, Layer, Mlp, Model
 from nanum.operators.context_parallel import context_attention
 from nanum.operators.elementwise import dropout, pointwise, residual, rotary, swiglu
 from nanum.operators.matmul import linear
@@ -14,13 +16,25 @@ from nanum.operators.tape import Tape
 from nanum.sharding import Shapes, Tensor
 
 
-def emit_layer(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Emitted:
+def layer_dims(layer: Layer) -> dict[str, Any]:
+    """Global sizes of what is inside a layer."""
+    a = layer.attention
+    return {
+        "Q": a.num_attention_heads * a.head_dim,
+        "K": a.num_key_value_heads * a.head_dim,
+        "A": a.num_attention_heads,
+        "F": layer.mlp.intermediate_size,
+        "head": a.head_dim,
+    }
+
+
+def emit_layer(model: Model, kind: Layer, shapes: Shapes, conventions: Conventions, structure: Structure) -> Emitted:
     """One layer, forward and backward."""
     tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
     x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
 
     def layer() -> Tensor:
-        y = feed_forward(tape, attend(tape, x, model, splits), model, splits)
+        y = feed_forward(tape, attend(tape, x, model, kind.attention, splits), model, kind.mlp, splits)
         tape.frame(x)
         return y
 
@@ -33,9 +47,9 @@ def layer_body(layer: Emitted, recompute: Recompute) -> Body:
     return layer.body(kept[recompute])
 
 
-def attend(t: Tape, x: Tensor, model: Model, splits: Streams) -> Tensor:
+def attend(t: Tape, x: Tensor, model: Model, a: Attention, splits: Streams) -> Tensor:
     """`x + W_o attention(W_q h, W_k h, W_v h)`, h the normed x. Column-parallel, then row-parallel over the heads."""
-    a, tp = model.attention, t.tp
+    tp = t.tp
     h = norm(t, x, "norm1", model.norm)
 
     def column(name: str, dim: str) -> Tensor:
@@ -51,9 +65,9 @@ def attend(t: Tape, x: Tensor, model: Model, splits: Streams) -> Tensor:
     return residual(t, x, dropout(t, out, model.hidden_dropout))
 
 
-def feed_forward(t: Tape, x: Tensor, model: Model, splits: Streams) -> Tensor:
+def feed_forward(t: Tape, x: Tensor, model: Model, mlp: Mlp, splits: Streams) -> Tensor:
     """`x + W_down act(W_up h)`, or with a gate `x + W_down (act(W_gate h) * W_up h)`."""
-    mlp, tp = model.mlp, t.tp
+    tp = t.tp
     split = {"F": tp} if tp else {}
     h = norm(t, x, "norm2", model.norm)
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nanum.arrays import distinct
-from nanum.parallel.chain import Chain
+from nanum.parallel.chain import Chain, Each
 from nanum.program import Collective
 
 T = TypeVar("T")
@@ -35,11 +35,11 @@ def counted(c: Collective, calls: Any) -> Collective:
 
 Sizes = tuple[Any, ...]
 """Of each tensor of a part, in the order of the model; 0 where a stage does not have it."""
-Parts = tuple[Sizes, Sizes, Sizes]
-"""Of the embedding, a layer and the head."""
+Kinds = tuple[int, ...]
+"""Of the layers of a stage, in order."""
 
 
-def bucket_count(chain: Chain, turns: Sequence[Parts], first: Any, later: Any) -> Any:
+def bucket_count(chain: Chain, turns: Sequence[Each[Sizes]], first: Any, later: Any) -> Any:
     """Buckets of a stage, or of each: one closes once it has `first` (the first), or `later` (the others), of what
     sizes are in. Gradients become ready from the head's to the embedding's, each turn after the one before.
     """
@@ -47,10 +47,11 @@ def bucket_count(chain: Chain, turns: Sequence[Parts], first: Any, later: Any) -
 
 
 @lru_cache(maxsize=4096)
-def _count(turns: tuple[Parts, ...], layers: int, closes: tuple[int, int]) -> int:
+def _count(turns: tuple[Each[Sizes], ...], kinds: Kinds, closes: tuple[int, int]) -> int:
     count = filled = 0
-    for embedding, layer, head in turns:
-        for size in (*reversed(head), *tuple(reversed(layer)) * layers, *reversed(embedding)):
+    for sizes in turns:
+        layers = tuple(tuple(reversed(sizes.layers[kind])) for kind in reversed(kinds))
+        for size in (*reversed(sizes.head), *joined.from_iterable(layers), *reversed(sizes.embedding)):
             filled += size
             if size and filled >= closes[count > 0]:
                 count, filled = count + 1, 0
@@ -59,33 +60,36 @@ def _count(turns: tuple[Parts, ...], layers: int, closes: tuple[int, int]) -> in
 
 def per_stage(
     chain: Chain,
-    turns: Sequence[Parts],
+    turns: Sequence[Each[Sizes]],
     given: tuple[Any, ...],
-    work_out: Callable[[tuple[Parts, ...], int, tuple[Any, ...]], T],
+    work_out: Callable[[tuple[Each[Sizes], ...], Kinds, tuple[Any, ...]], T],
 ) -> Any:
-    """`work_out(turns, layers, given)` of a stage; of many, of each distinct one, once.
+    """`work_out(turns, kinds of the layers, given)` of a stage; of many, of each distinct one, once.
 
     Raises ValueError where it gives no number (or tuple of numbers) for arrays to be made of.
     """
     stage = chain.stage
-    columns = (stage.layers, *given)
-    sizes = list(joined.from_iterable(part for parts in turns for part in parts))
-    if not any(isinstance(q, np.ndarray) for q in (*columns, *sizes)):
-        return work_out(_at(turns, None), int(stage.layers), tuple(map(int, given)))
+    counts = [g.count for g in stage.groups]
+    sizes = [q for each in turns for part in (each.embedding, *each.layers, each.head) for q in part]
+    if not any(isinstance(q, np.ndarray) for q in (*counts, *given, *sizes)):
+        return work_out(_at(turns, None), _kinds(chain, None), tuple(map(int, given)))
     # What tensors are left of is told by tp, and by which ends are here.
-    _, inverse = distinct((stage.layers, stage.embeds, stage.heads, chain.tp, *given))
+    _, inverse = distinct((*counts, stage.embeds, stage.heads, chain.tp, *given))
     _, first = np.unique(inverse, return_index=True)
-    found = [
-        work_out(_at(turns, i), int(_pick(stage.layers, i)), tuple(int(_pick(q, i)) for q in given)) for i in first
-    ]
+    found = [work_out(_at(turns, i), _kinds(chain, i), tuple(int(_pick(q, i)) for q in given)) for i in first]
     return np.array(found)[inverse]
 
 
-def _at(turns: Sequence[Parts], i: Any) -> tuple[Parts, ...]:
+def _kinds(chain: Chain, i: Any) -> Kinds:
+    groups = ((tuple(p.part for p in g.places), int(_pick(g.count, i))) for g in chain.stage.groups)
+    return tuple(kind for kinds, count in groups for kind in kinds * count if isinstance(kind, int))
+
+
+def _at(turns: Sequence[Each[Sizes]], i: Any) -> tuple[Each[Sizes], ...]:
     def part(sizes: Sizes) -> Sizes:
         return tuple(int(_pick(size, i)) for size in sizes)
 
-    return tuple((part(embedding), part(layer), part(head)) for embedding, layer, head in turns)
+    return tuple(each.map(part) for each in turns)
 
 
 def _pick(quantity: Any, i: Any) -> Any:

@@ -1,33 +1,50 @@
-"""The parts of one pipeline stage in order (embedding?, layers, head?), each with its place and its neighbours.
-
-Layers repeat, but what crosses a border differs at the two ends, so the first and the last are peeled off. A stage of a
-single layer is its last; its first and its middle then occur zero times.
-"""
+"""The parts of one pipeline stage in order (embedding?, layers, head?), each with its place and its neighbours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from nanum.arrays import most, take
 from nanum.blocks.body import Body
 from nanum.once import Once
+from nanum.parallel.places import EMBEDDING, HEAD, Direction, Group, Part, Place, Sequence
 from nanum.program import Compute, Held, Node, Phase, Repeat
 
-Place = Literal["embedding", "first", "middle", "last", "head"]
-Part = Literal["embedding", "layer", "head"]
-Direction = Literal["forward", "backward"]
 Half = Literal["whole", "input", "weight"]
 Around = Callable[[Place], tuple[list[Node], list[Node]]]
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 def copy(name: str, phase: Phase, size: Any, dtype: str) -> Compute:
     """A memory-bound copy: `size` bytes are read, and as many written."""
     return Compute(name, phase, 0.0, 2 * size, dtype)
+
+
+@dataclass(frozen=True)
+class Each(Generic[T]):
+    """One of each part of a model; of layers by their kind."""
+
+    embedding: T
+    layers: tuple[T, ...]
+    head: T
+
+    def __getitem__(self, part: Part) -> T:
+        if isinstance(part, int):
+            return self.layers[part]
+        return self.embedding if part == "embedding" else self.head
+
+    def map(self, change: Callable[[T], U]) -> Each[U]:
+        return Each(change(self.embedding), tuple(map(change, self.layers)), change(self.head))
+
+    def zip(self, other: Each[U]) -> Each[tuple[T, U]]:
+        layers = tuple(zip(self.layers, other.layers, strict=True))
+        return Each((self.embedding, other.embedding), layers, (self.head, other.head))
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +55,7 @@ class Stage:
     is. `at` takes an array over bodies to one over stages.
     """
 
-    layers: Any
+    groups: tuple[Group, ...]
     embeds: Any
     heads: Any
     onward: Any
@@ -50,13 +67,19 @@ class Stage:
     def take(self, quantity: Any) -> Any:
         return take(quantity, self.at)
 
+    def layers(self, kind: int) -> Any:
+        """How many layers of a kind there are."""
+        return sum(g.count * sum(place.part == kind for place in g.places) for g in self.groups)
+
+    @cached_property
+    def sequence(self) -> Sequence:
+        return Sequence(self.groups, self.embeds, self.heads)
+
 
 @dataclass(frozen=True, eq=False)
 class Chain:
     stage: Stage
-    embedding: Body
-    layer: Body
-    head: Body
+    bodies: Each[Body]
     dtype: str  # of activations
     tp: Any  # ranks of the axis
     pp: Any
@@ -66,51 +89,45 @@ class Chain:
     tables_dtype: str = "fp32"
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
-    _next: dict[tuple[str, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
+    _next: dict[tuple[Any, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
     _held: Once[tuple[Held, Held]] = field(default_factory=Once)  # by the size that is held
 
-    def count(self, place: Place) -> Any:
-        s = self.stage
-        if place == "embedding":
-            return s.embeds
-        if place == "head":
-            return s.heads
-        if place == "last":
-            return (s.layers >= 1) * 1
-        if place == "first":
-            return (s.layers >= 2) * 1
-        return most(s.layers - 2, 0)
+    @property
+    def head(self) -> Body:
+        return self.bodies.head
 
-    def body(self, place: Place) -> Body:
-        return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
+    def counted(self) -> list[tuple[Part, Any]]:
+        """Each part, and how often a stage that has the ends has it."""
+        kinds = range(len(self.bodies.layers))
+        return [("embedding", 1), *((kind, self.stage.layers(kind)) for kind in kinds), ("head", 1)]
 
-    def _run(
+    def _layers(self, direction: Direction, visit: Callable[[Place], list[Node]]) -> list[Node]:
+        """What is done at each layer, in order."""
+        groups = self.stage.sequence.in_order(direction)
+        return [Repeat(g.count, tuple(node for place in places for node in visit(place))) for g, places in groups]
+
+    def _visit(
         self,
-        places: tuple[Place, ...],
+        place: Place,
         direction: Direction,
         around: Around,
         half: Half = "whole",
         *,
         adding: bool = False,
     ) -> list[Node]:
-        """Each part between what an engine does before and after it. What is handed from part to part is held
-        meanwhile.
-        """
-        nodes: list[Node] = []
-        for place in places:
-            enter, leave = around(place)
-            body = self.body(place)
-            core, handed, output = body.forward, body.input_bytes, body.output_bytes
-            if direction == "backward":
-                core, handed, output = body.backward, output, handed
-                if half == "input":
-                    core = body.halves.input
-                elif adding:
-                    core = body.adding
-            before = self._while_held(handed, enter)
-            after = self._while_held(output, leave)
-            nodes.append(Repeat(self.count(place), (*before, Repeat(1, core, self.stage.at), *after)))
-        return nodes
+        """A part between what an engine does before and after it. What is handed on from part to part is held then."""
+        enter, leave = around(place)
+        body = self.bodies[place.part]
+        core, handed, output = body.forward, body.input_bytes, body.output_bytes
+        if direction == "backward":
+            core, handed, output = body.backward, output, handed
+            if half == "input":
+                core = body.halves.input
+            elif adding:
+                core = body.adding
+        before = self._while_held(handed, enter)
+        after = self._while_held(output, leave)
+        return [*before, Repeat(1, core, self.stage.at), *after]
 
     def _while_held(self, size: Any, nodes: list[Node]) -> list[Node]:
         if not nodes:
@@ -127,11 +144,15 @@ class Chain:
         does before the loss.
         """
         frame = self.frame_bytes * self.stage.embeds
-        nodes = self._run(("embedding",), "forward", around)
-        nodes.append(Held("activations", frame, "the model's frame"))
-        nodes += self._run(("first", "middle", "last", "head"), "forward", around)
+
+        def visit(place: Place) -> list[Node]:
+            return self._visit(place, "forward", around)
+
         return [
-            *nodes,
+            Repeat(self.stage.embeds, tuple(visit(EMBEDDING))),
+            Held("activations", frame, "the model's frame"),
+            *self._layers("forward", visit),
+            Repeat(self.stage.heads, tuple(visit(HEAD))),
             Held("activations", -frame),
             *finish,
             Repeat(self.stage.heads, (Repeat(1, self.head.loss, self.stage.at),)),
@@ -152,91 +173,83 @@ class Chain:
 
         def alone(place: Place) -> tuple[list[Node], list[Node]]:
             enter, leave = around(place)
-            if adding and place == "head" and self.tied_elements is not None:  # no embedding is here to wait for
+            if adding and place is HEAD and self.tied_elements is not None:  # no embedding is here to wait for
                 leave = [Held("grads", -self.tied_grad_bytes * s.heads * (1 - s.embeds)), *leave]
             return enter, leave
+
+        def visit(place: Place) -> list[Node]:
+            return self._visit(place, "backward", alone, adding=adding)
 
         return [
             loss,
             *begin,
-            *self._run(("head", "last", "middle", "first"), "backward", alone, adding=adding),
-            *self._run(("embedding",), "backward", around, adding=adding),
+            Repeat(s.heads, tuple(visit(HEAD))),
+            *self._layers("backward", visit),
+            Repeat(s.embeds, tuple(visit(EMBEDDING))),
             Held("grads", -shared),
         ]
 
     @property
     def keeps_input(self) -> int:
         """Is a stage's input among what is saved for its backward? 1 or 0; a stage begins with a layer, or an end."""
-        return int(self.layer.keeps_input)
+        return int(self.bodies.layers[0].keeps_input)
 
     def _inputs_half(self, begin: list[Node], around: Around) -> list[Node]:
-        loss = Repeat(self.stage.heads, (Repeat(1, self.head.loss_backward_half, self.stage.at),))
-        nodes = self._run(("head", "last", "middle", "first"), "backward", around, "input")
-        graph = self.stage.take(self.head.halves.loss_bytes) * self.stage.heads
+        s = self.stage
+        loss = Repeat(s.heads, (Repeat(1, self.head.loss_backward_half, s.at),))
+
+        def visit(place: Place) -> list[Node]:
+            return self._visit(place, "backward", around, "input")
+
+        nodes = [Repeat(s.heads, tuple(visit(HEAD))), *self._layers("backward", visit)]
+        graph = s.take(self.head.halves.loss_bytes) * s.heads
         return [loss, *begin, *nodes, Held("activations", -graph)]
 
     def _weights_half(self, begin: list[Node], around: Around) -> list[Node]:
         """Parts as in backward, though PyTorch goes by the order of the parameters: in passing it holds other bytes."""
-        nodes = list(begin)
-        places: tuple[Place, ...] = ("head", "last", "middle", "first")
-        for place in places:
+        s = self.stage
+
+        def visit(place: Place) -> list[Node]:
             enter, leave = around(place)
-            core = Repeat(1, self.body(place).halves.weight, self.stage.at)
-            nodes.append(Repeat(self.count(place), (*enter, core, *leave)))
-        layer, head = (self.stage.take(body.halves.retained_bytes) for body in (self.layer, self.head))
-        return [*nodes, Held("activations", -layer * self.stage.layers - head * self.stage.heads)]
+            return [*enter, Repeat(1, self.bodies[place.part].halves.weight, s.at), *leave]
 
-    def total(self, field: str, embedding: object, layer: object, head: object) -> Any:
+        retained = sum(
+            s.take(body.halves.retained_bytes) * s.layers(kind) for kind, body in enumerate(self.bodies.layers)
+        )
+        retained = retained + s.take(self.head.halves.retained_bytes) * s.heads
+        return [
+            *begin,
+            Repeat(s.heads, tuple(visit(HEAD))),
+            *self._layers("backward", visit),
+            Held("activations", -retained),
+        ]
+
+    def total(self, field: str, each: Each[Any]) -> Any:
         """The sum over the stage's parts of a field that each part's weights have."""
-        return self.stage.layers * getattr(layer, field) + getattr(embedding, field) + getattr(head, field)
+        return sum(getattr(each[part], field) * count for part, count in self.counted())
 
-    def largest(self, field: str, embedding: object, layer: object, head: object) -> Any:
+    def largest(self, field: str, each: Each[Any]) -> Any:
         """The most of the stage's parts of a field that each part's weights have."""
-        inner = (self.stage.layers >= 1) * getattr(layer, field)
-        return most(most(getattr(embedding, field), getattr(head, field)), inner)
+        found: Any = 0
+        for part, count in self.counted():
+            found = most(found, (count >= 1) * getattr(each[part], field))
+        return found
 
     def begins(self, direction: Direction) -> list[tuple[Part, Any]]:
         """The part that a direction begins with, as (part, 1 where it is so)."""
-        key = "", direction
+        key = None, direction
         if key not in self._next:
-            self._next[key] = self._begins(direction)
+            self._next[key] = self.stage.sequence.begins(direction)
         return self._next[key]
-
-    def _begins(self, direction: Direction) -> list[tuple[Part, Any]]:
-        s = self.stage
-        here, other = ("embedding", s.embeds) if direction == "forward" else ("head", s.heads), self._inner(direction)
-        return [here, *((part, (1 - here[1]) * presence) for part, presence in other)]  # type: ignore[list-item]
 
     def follows(self, place: Place, direction: Direction) -> list[tuple[Part, Any]]:
         """The part that comes after `place`, as (part, 1 where it is so); none after the last."""
         key = place, direction
         if key not in self._next:
-            self._next[key] = self._follows(place, direction)
+            self._next[key] = self.stage.sequence.follows(place, direction)
         return self._next[key]
-
-    def _follows(self, place: Place, direction: Direction) -> list[tuple[Part, Any]]:
-        inner: dict[tuple[Place, Direction], list[tuple[Part, Any]]] = {
-            ("embedding", "forward"): self._inner("forward"),
-            ("first", "forward"): [("layer", 1)],
-            ("middle", "forward"): [("layer", 1)],
-            ("last", "forward"): [("head", 1)],
-            ("head", "backward"): self._inner("backward"),
-            ("last", "backward"): [("layer", 1)],
-            ("middle", "backward"): [("layer", 1)],
-            ("first", "backward"): [("embedding", 1)],
-        }
-        found = inner.get((place, direction), [])
-        if (place, direction) == ("last", "backward"):  # a stage's only layer is its last, and its first
-            single = (self.stage.layers < 2) * 1
-            return [("layer", 1 - single), ("embedding", single)]
-        return found
-
-    def _inner(self, direction: Direction) -> list[tuple[Part, Any]]:
-        """What lies behind the end that a direction begins with: a layer, or without one the other end."""
-        has = (self.stage.layers >= 1) * 1
-        return [("layer", has), ("head" if direction == "forward" else "embedding", 1 - has)]
 
     @property
     def output_bytes(self) -> Any:
         """Bytes of the activations at a stage's border."""
-        return self.stage.take(self.layer.output_bytes)
+        return self.stage.take(self.bodies.layers[0].output_bytes)

@@ -20,7 +20,8 @@ from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
-from nanum.parallel.chain import Around, Chain, Direction, Part, Place
+from nanum.parallel.chain import Around, Chain, Each
+from nanum.parallel.places import Direction, Part, Place
 from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
 from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes, Tensor, reshard
 
@@ -96,21 +97,16 @@ def buffer(
 
 @dataclass(frozen=True, eq=False)
 class FlatBuffers:
-    """Buffers of the embedding, of a layer and of the head, around the parts of a stage."""
+    """Buffers around the parts of a stage."""
 
     chain: Chain
     conventions: Conventions
     structure: Structure
-    embedding: Buffer
-    layer: Buffer
-    head: Buffer
+    buffers: Each[Buffer]
     data_ranks: Any
 
-    def _buffer(self, part: str) -> Buffer:
-        return {"embedding": self.embedding, "head": self.head}.get(part, self.layer)
-
     def _total(self, field: str) -> Any:
-        return self.chain.total(field, self.embedding, self.layer, self.head)
+        return self.chain.total(field, self.buffers)
 
     @property
     def _zero(self) -> int:
@@ -146,8 +142,7 @@ class FlatBuffers:
 
     def _whole(self, which: Callable[[Buffer], Collective | None], ticket: str, phase: Phase, share: Any) -> list[Node]:
         """One exchange of all that a stage has."""
-        parts = ((self.embedding, 1), (self.layer, self.chain.stage.layers), (self.head, 1))
-        found = [(which(b), times) for b, times in parts]
+        found = [(which(self.buffers[part]), times) for part, times in self.chain.counted()]
         template = found[1][0]
         if template is None:
             return []
@@ -155,11 +150,11 @@ class FlatBuffers:
         wire = sum(c.wire_bytes * times for c, times in found if c)
         return self._start(replace(template, payload_bytes=payload, wire_bytes=wire), ticket, phase, share)
 
-    def _calls(self, template: Collective | None, ticket: str, phase: Phase) -> list[Node]:
+    def _calls(self, template: Collective | None, ticket: str, phase: Phase, share: Any = 1) -> list[Node]:
         """The calls of a whole stage's buckets, without bytes: they went with the parts."""
-        if template is None or not self._bucketed:
+        if template is None or not self._bucketed or (isinstance(share, int) and not share):
             return []
-        return [counted(template.started(phase, DATA_STREAM, ticket), self._bucket_count())]
+        return [counted(template.started(phase, DATA_STREAM, ticket), self._bucket_count() * share)]
 
     def _bucket_count(self) -> Any:
         """Buckets of at least max(`bucket_elements`, 1e6 x data ranks) elements (Megatron's default); one bucket on a
@@ -168,7 +163,7 @@ class FlatBuffers:
         stage = self.chain.stage
         least = most(self.conventions.bucket_elements, 1_000_000 * stage.take(self.data_ranks))
         least = where(stage.embeds > 0, least, 2**40)
-        return bucket_count(self.chain, [(self.embedding.sizes, self.layer.sizes, self.head.sizes)], least, least)
+        return bucket_count(self.chain, [self.buffers.map(lambda b: b.sizes)], least, least)
 
     # --- forward and backward ---------------------------------------------------------------------------------------
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
@@ -180,12 +175,12 @@ class FlatBuffers:
     def _gathering(self, direction: Direction, around: Around) -> list[Node]:
         """Parts whose weights are gathered one ahead. ZeRO-3 holds them from their start until they are resharded."""
         by_parts = self._by_parts
-        template = self.layer.gather
+        template = self.buffers.layers[0].gather
 
         def starts(parts: list[tuple[Part, Any]]) -> list[Node]:
             nodes: list[Node] = []
             for part, presence in parts:
-                b = self._buffer(part)
+                b = self.buffers[part]
                 if self._zero == 3:
                     nodes.append(Held("params", self._gathered(b) * presence, "gathered parameters"))
                 nodes += self._start(b.gather, "gather", direction, presence * by_parts)
@@ -194,8 +189,9 @@ class FlatBuffers:
         def with_gather(place: Place) -> tuple[list[Node], list[Node]]:
             enter, leave = around(place)
             ahead = [Wait(DATA_STREAM, "gather"), *starts(self.chain.follows(place, direction))]
-            if place == "last" and direction == "forward":
-                ahead += self._calls(template, "gather", direction)
+            if direction == "forward" and isinstance(place.part, int):  # with the last layer's
+                ends = sum(presence for part, presence in self.chain.follows(place, direction) if part == "head")
+                ahead += self._calls(template, "gather", direction, ends)
             return [*ahead, *enter], leave
 
         begin = starts(self.chain.begins(direction))
@@ -209,7 +205,7 @@ class FlatBuffers:
         return b.gather.payload_bytes if b.gather else 0
 
     def _reshard(self, place: Place) -> list[Node]:
-        return [Held("params", -self._gathered(self._buffer(place)))] if self._zero == 3 else []
+        return [Held("params", -self._gathered(self.buffers[place.part]))] if self._zero == 3 else []
 
     def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
         """Gradients are reduced in the last backward or, where they are stored split, in each."""
@@ -218,7 +214,7 @@ class FlatBuffers:
         frees = self.structure.reshard or last or not pipelined
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
-            b = self._buffer(place)
+            b = self.buffers[place.part]
             leave = self._reshard(place) if frees else []
             if zero < 2:
                 leave.append(Held("grads", -b.transient_grads_bytes))
@@ -240,7 +236,7 @@ class FlatBuffers:
         else:
             nodes = self.chain.backward([], around)
         if zero >= 2 or last:
-            for i, c in enumerate(self.layer.reduce):
+            for i, c in enumerate(self.buffers.layers[0].reduce):
                 if self._bucketed:
                     nodes += self._whole(lambda b, i=i: b.reduce[i], "reduce", "backward", 1 - self._by_parts)  # type: ignore[misc]
                 nodes += self._calls(c, "reduce", "backward")

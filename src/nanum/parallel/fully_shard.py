@@ -23,24 +23,24 @@ from nanum.arrays import where
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.once import Once
-from nanum.parallel.chain import Chain, Direction, Half, Part, Place, copy
+from nanum.parallel.chain import Chain, Each, Half, copy
+from nanum.parallel.places import EMBEDDING, HEAD, Direction, Part, Place
 from nanum.parallel.units import Unit, as_dtype, roots_bytes
 from nanum.program import DATA_STREAM, Compute, Held, Node, Phase, Repeat, Wait
 
 
 @dataclass(frozen=True, eq=False)
 class FullyShard:
-    """`embedding` and `head` are units where `conventions.units` is "ends"; where it is "root" they are one, of which
-    `head` is empty.
+    """The ends are units where `conventions.units` is "ends"; where it is "root" they are one, of which the head's is
+    empty.
     """
 
     chain: Chain
     conventions: Conventions
     structure: Structure
-    embedding: Unit
-    layer: Unit
-    head: Unit
+    units: Each[Unit]
     _made: Once[tuple[Node, ...]] = field(default_factory=Once)
+    _sums: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # of what is near a place, given again
 
     @property
     def _root(self) -> bool:
@@ -52,13 +52,20 @@ class FullyShard:
         n = self.conventions.numerics
         return int(n.param_dtype != n.compute_dtype)
 
-    def _unit(self, place: Place | Part) -> Unit:
-        if place == "embedding":
-            return self.embedding
-        return self.head if place == "head" else self.layer
+    def _is_root(self, place: Place) -> bool:
+        return self._root and place in (EMBEDDING, HEAD)
 
     def _total(self, field: str) -> Any:
-        return self.chain.total(field, self.embedding, self.layer, self.head)
+        return self.chain.total(field, self.units)
+
+    def _near(self, place: Place, direction: Direction, what: str, of: Callable[[Part], Any]) -> Any:
+        """A quantity, called `what`, of the part that a direction comes to after `place`."""
+        key = place, direction, what
+        if key not in self._sums:
+            found = self.chain.follows(place, direction)
+            alone = len(found) == 1 and isinstance(found[0][1], int)
+            self._sums[key] = of(found[0][0]) if alone else sum(presence * of(part) for part, presence in found)
+        return self._sums[key]
 
     # --- what is there for the whole run ----------------------------------------------------------------------------
     def resident(self) -> list[Node]:
@@ -122,8 +129,8 @@ class FullyShard:
     def _units(self, parts: list[tuple[Part, Any]], *, heads: int = 1) -> list[tuple[Unit, Any]]:
         """Units of parts, each with its presence; a root is gathered apart, and `heads` is 0 where no head is."""
         ends = 0 if self._root else 1
-        shares = {"layer": 1, "embedding": ends, "head": ends * heads}
-        return [(self._unit(part), presence) for part, presence in parts if shares[part]]
+        shares = {"embedding": ends, "head": ends * heads}
+        return [(self.units[part], presence) for part, presence in parts if isinstance(part, int) or shares[part]]
 
     def _next(self, place: Place, direction: Direction, *, heads: int = 1) -> list[Node]:
         """The gather of the unit that follows `place`; `heads` is 0 where forward gathers no head."""
@@ -134,79 +141,71 @@ class FullyShard:
         """Gather all units of the stage before its forward pass, as a schedule of several chunks does: all at once, and
         then copied out.
         """
-        units = [(self.embedding, 1), (self.layer, self.chain.stage.layers), (self.head, 1)]
+        units = [(self.units[part], count) for part, count in self.chain.counted()]
         begin = [Repeat(n, (*self._start(u, "forward"), *self._flat(u))) for u, n in units]
         return [*begin, *(Repeat(n, tuple(self._copy_out(u, "forward", u.gather_bytes))) for u, n in units)]
 
     def drop(self, *, layers: bool) -> list[Node]:
         """Free gathered weights: the layers' where they are there, and an end's, which forward may free with them."""
-        here = [(self.layer, self.chain.stage.layers)] if layers else []
-        ends: tuple[tuple[Place, Unit], ...] = (("embedding", self.embedding), ("head", self.head))
-        here += [(u, 1) for part, u in ends if layers or not self._freed(part)]
-        return [Held("params", -u.weights_bytes * n) for u, n in here]
+        nodes: list[Node] = []
+        for part, count in self.chain.counted():
+            if layers or (isinstance(part, str) and not self._freed(part)):
+                nodes.append(Held("params", -self.units[part].weights_bytes * count))
+        return nodes
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
         """One micro-batch forward; `gathers` is False where an earlier action left the weights gathered."""
         reshards = self.structure.reshard
-        layers, flat = self.chain.stage.layers, self.layer.gather_bytes
+        embedding, head = self.units.embedding, self.units.head
         # Under a pipeline an end that no forward frees is there until the last backward.
         ends = int(gathers and (first or not self.structure.pipelined or self._freed("head")))
-        of_embedding = self.embedding.gather_bytes * (ends if self._root else 1)
-        before = {
-            "embedding": 0, "first": of_embedding, "middle": flat,
-            "last": where(layers >= 2, flat, of_embedding), "head": where(layers >= 1, flat, of_embedding),
-        }  # fmt: skip
+        of_embedding = embedding.gather_bytes * (ends if self._root else 1)
+
+        def flat(part: Part) -> Any:
+            return of_embedding if part == "embedding" else self.units[part].gather_bytes
+
+        def flat_before(place: Place) -> Any:
+            return self._near(place, "backward", f"flat of {ends}", flat)
 
         def enter(place: Place) -> list[Node]:
-            u = self._unit(place)
-            if not gathers or (place == "head" and (self._root or not ends)):
+            u = self.units[place.part]
+            if not gathers or (place is HEAD and (self._root or not ends)):
                 return []
             next_gather = self._next(place, "forward", heads=ends)
-            return [*self._flat(u), *self._copy_out(u, "forward", before[place]), *next_gather]
+            before = flat_before(place)
+            return [*self._flat(u), *self._copy_out(u, "forward", before), *next_gather]
 
         def leave(place: Place) -> list[Node]:
-            u = self._unit(place)
-            if place in ("head", "embedding"):
-                if not self._freed(place):
-                    return []
-            elif not reshards:
+            u = self.units[place.part]
+            if not (reshards if isinstance(place.part, int) else self._freed(place.part)):
                 return []
             return [Held("params", -u.weights_bytes)]
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
-            if self._root and place in ("embedding", "head"):
-                return [], []
-            return enter(place), leave(place)
+            return ([], []) if self._is_root(place) else (enter(place), leave(place))
 
         begin: list[Node] = []
         if gathers:
             if ends or not self._root:
-                begin += self._start(self.embedding, "forward")
+                begin += self._start(embedding, "forward")
             if not self._root:
                 inner = self._units(self.chain.begins("forward")[1:], heads=ends)
                 begin += [node for unit, presence in inner for node in self._start(unit, "forward", presence)]
             if self._root:
-                begin += enter("embedding") if ends else self._next("embedding", "forward")
-        last_flat = where(layers >= 1, flat, of_embedding)
+                begin += enter(EMBEDDING) if ends else self._next(EMBEDDING, "forward")
         finish: list[Node] = []
         if self._root and self._freed("embedding"):
-            finish.append(Held("params", -self.embedding.weights_bytes))
+            finish.append(Held("params", -embedding.weights_bytes))
         if gathers:
-            finish.append(
-                Held(
-                    "buffers",
-                    -(
-                        last_flat
-                        if self._root
-                        else where(self.chain.stage.heads * ends == 1, self.head.gather_bytes, last_flat)
-                    ),
-                )
-            )
+            last_flat = flat_before(HEAD)
+            if not self._root:
+                last_flat = where(self.chain.stage.heads * ends == 1, head.gather_bytes, last_flat)
+            finish.append(Held("buffers", -last_flat))
         return [*begin, *self.chain.forward(around, finish)]
 
-    def _freed(self, place: Place) -> bool:
+    def _freed(self, end: Part) -> bool:
         """Does this end's unit reshard after forward? The root, or the head that backward needs first, if told to."""
-        if place == "embedding" and not self._root:
+        if end == "embedding" and not self._root:
             return self.structure.reshard
         return self.structure.reshard and self.conventions.root_reshards
 
@@ -230,50 +229,45 @@ class FullyShard:
         """
         reduces = (last or not self._defers) and half != "input"
         gathers = gathers and self.structure.reshard and half != "weight"
-        layers = self.chain.stage.layers
-        zero: Any = 0
-        reduced = self.layer.reduce_bytes if reduces else zero
-        head_reduced = self.head.reduce_bytes if reduces else zero
-        before = {
-            "head": zero, "last": head_reduced, "middle": reduced, "first": where(layers >= 2, reduced, head_reduced),
-            "embedding": where(layers >= 1, reduced, head_reduced),
-        }  # fmt: skip
+        embedding = self.units.embedding
+
+        def reduced_before(place: Place) -> Any:
+            return self._near(place, "forward", "reduced", lambda part: self.units[part].reduce_bytes) if reduces else 0
 
         def enter(place: Place) -> list[Node]:
-            u = self._unit(place)
+            u = self.units[place.part]
             if not gathers:
                 return []
             own: Iterable[Node] = ()
-            if place != "head" and not (place == "embedding" and self._root):
+            if place is not HEAD and not self._is_root(place):
                 own = self._copy_out(u, "backward", u.gather_bytes)
             elif self._freed("head"):
                 own = [*self._start(u, "backward"), *self._flat(u), *self._copy_out(u, "backward", u.gather_bytes)]
-            at = "head" if self._root and place == "embedding" else place
+            at = HEAD if self._is_root(place) else place
             return [*own, *self._next(at, "backward"), *self._ahead(at)]
 
         def leave(place: Place) -> list[Node]:
             if half == "input":
                 return []
-            return list(
-                self._once(
-                    ("finish", place, first, reduces, half),
-                    lambda: self._finish(self._unit(place), before[place], first=first, reduces=reduces, half=half),
-                )
-            )
+            released = reduced_before(place)
+            made_of = "finish", place, first, reduces, half
+
+            def make() -> Iterable[Node]:
+                return self._finish(self.units[place.part], released, first=first, reduces=reduces, half=half)
+
+            return list(self._once(made_of, make))
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
-            if self._root and place in ("embedding", "head"):
-                return [], []
-            return enter(place), leave(place)
+            return ([], []) if self._is_root(place) else (enter(place), leave(place))
 
-        begin = enter("embedding") if self._root else self._borders(gathers)
+        begin = enter(EMBEDDING) if self._root else self._borders(gathers)
         nodes = self.chain.backward(begin, around, half, adding=not first and self._adds_in_place)
         if self._root:
-            nodes += leave("embedding")
+            nodes += leave(EMBEDDING)
         if reduces:
-            tail = where(self.chain.stage.embeds == 1, self.embedding.reduce_bytes, before["embedding"])
-            if self._root:
-                tail = self.embedding.reduce_bytes
+            tail = embedding.reduce_bytes
+            if not self._root:
+                tail = where(self.chain.stage.embeds == 1, tail, reduced_before(EMBEDDING))
             nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -tail)]
         return nodes
 
@@ -336,7 +330,7 @@ class FullyShard:
         n = self.conventions.numerics
         own = self._total("own_elements")
         moved = own * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype] + 2 * n.state_bytes)
-        largest = self.chain.largest("largest_elements", self.embedding, self.layer, self.head)
+        largest = self.chain.largest("largest_elements", self.units)
         copies = roots_bytes(self.conventions, own, largest)
         return [
             Held("buffers", copies, "the optimizer's roots"),

@@ -10,28 +10,28 @@ from functools import lru_cache
 from heapq import heapreplace
 from typing import Any
 
-from nanum.parallel.buckets import Parts, per_stage
-from nanum.parallel.chain import Chain
+from nanum.parallel.buckets import Kinds, Sizes, per_stage
+from nanum.parallel.chain import Chain, Each
 
 Share = tuple[int, int, int]
 """Elements, tensors, and elements of the largest of them."""
 
 
-def owned(chain: Chain, sizes: Parts, ranks: Any, index: Any) -> tuple[Any, Any, Any]:
+def owned(chain: Chain, sizes: Each[Sizes], ranks: Any, index: Any) -> tuple[Any, Any, Any]:
     """Elements and tensors of a stage that rank `index` of `ranks` has the optimizer of, and the largest's elements."""
     found = per_stage(chain, (sizes,), (ranks, index), _owned)
     return found if isinstance(found, tuple) else (found[..., 0], found[..., 1], found[..., 2])
 
 
-def _owned(turns: tuple[Parts, ...], layers: int, given: tuple[int, int]) -> Share:
+def _owned(turns: tuple[Each[Sizes], ...], kinds: Kinds, given: tuple[int, int]) -> Share:
     ranks, index = given
-    return _shares(turns[0], layers, ranks)[index]
+    return _shares(turns[0], kinds, ranks)[index]
 
 
 @lru_cache(maxsize=4096)
-def _shares(sizes: Parts, layers: int, ranks: int) -> tuple[Share, ...]:
-    embedding, layer, head = sizes
-    tensors = [size for size in (*embedding, *layer * layers, *head) if size]
+def _shares(sizes: Each[Sizes], kinds: Kinds, ranks: int) -> tuple[Share, ...]:
+    layers = (size for kind in kinds for size in sizes.layers[kind])
+    tensors = [size for size in (*sizes.embedding, *layers, *sizes.head) if size]
     least = [(0, rank) for rank in range(ranks)]
     counts, largest = [0] * ranks, [0] * ranks
     for size in sorted(tensors, reverse=True):

@@ -64,6 +64,7 @@ class Step:
     send: Collective  # across a border, one way, of one micro-batch
     position: Position
     layout: Layout  # of each distinct stage
+    holds: tuple[Any, ...]  # how often it has each group of layers, and whether the ends: stages of equal ones do alike
     bodies: dict[tuple[str, ...], tuple[Node, ...]] = field(default_factory=dict)  # by the names of actions in turn
 
     @property
@@ -205,8 +206,9 @@ def step(
     output = Held("activations", chain.output_bytes * stage.onward, "sent output")
     lingers = _lingers(position, conventions, structure), output
     return Step(
-        (*data.resident(), tables), ids, received, ends, lingers, actions, runs, tuple(end), send, position, layout
-    )
+        (*data.resident(), tables), ids, received, ends, lingers, actions, runs, tuple(end), send, position, layout,
+        (*(g.count for g in stage.groups), stage.embeds, stage.heads),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,10 @@ from typing import Any
 from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
-from nanum.parallel.buckets import Parts, bucket_count, carried, counted
-from nanum.parallel.chain import Chain, Half, Place, Stage, copy
+from nanum.parallel.buckets import Sizes, bucket_count, carried, counted
+from nanum.parallel.chain import Chain, Each, Half, Stage, copy
 from nanum.parallel.owners import owned
+from nanum.parallel.places import Place
 from nanum.parallel.units import Unit, roots_bytes
 from nanum.program import REDUCER_STREAM, Collective, Compute, Held, Node, Repeat, Wait
 from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes
@@ -52,19 +53,14 @@ class Replicated:
     chain: Chain
     conventions: Conventions
     structure: Structure
-    embedding: Unit
-    layer: Unit
-    head: Unit
+    units: Each[Unit]
     ranks: DataRanks
 
     def _total(self, field: str) -> Any:
-        return self.chain.total(field, self.embedding, self.layer, self.head)
+        return self.chain.total(field, self.units)
 
-    def _unit(self, place: Place) -> Unit:
-        return {"embedding": self.embedding, "head": self.head}.get(place, self.layer)
-
-    def _parts(self) -> tuple[tuple[Unit, Any], ...]:
-        return (self.embedding, 1), (self.layer, self.chain.stage.layers), (self.head, 1)
+    def _parts(self) -> list[tuple[Unit, Any]]:
+        return [(self.units[part], count) for part, count in self.chain.counted()]
 
     @property
     def _ddp(self) -> Any:
@@ -74,15 +70,15 @@ class Replicated:
     def _owned(self) -> tuple[Any, Any, Any]:
         """Elements and tensors that this rank's optimizer updates, and elements of the largest of them."""
         if not self.structure.zero:
-            largest = self.chain.largest("largest_elements", self.embedding, self.layer, self.head)
+            largest = self.chain.largest("largest_elements", self.units)
             return self._total("elements"), self._total("tensors"), largest
         return owned(self.chain, self._sizes(lambda divided: True), self.ranks.owners, self.ranks.index)
 
-    def _sizes(self, which: Callable[[bool], bool]) -> Parts:
+    def _sizes(self, which: Callable[[bool], bool]) -> Each[Sizes]:
         def of(u: Unit) -> tuple[Any, ...]:
             return tuple(size * which(divided) for size, divided in zip(u.sizes, u.divided, strict=True))
 
-        return of(self.embedding), of(self.layer), of(self.head)
+        return self.units.map(of)
 
     def resident(self) -> list[Node]:
         n, elements = self.conventions.numerics, self._total("elements")
@@ -95,7 +91,7 @@ class Replicated:
         ]
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
-        begin = [self._buffers(c) for c in self.layer.reduce] if self._after_exchange(first=first) else []
+        begin = [self._buffers(c) for c in self.units.layers[0].reduce] if self._after_exchange(first=first) else []
         return [*begin, *self.chain.forward(lambda place: ([], []), [])]
 
     def _after_exchange(self, *, first: bool) -> bool:
@@ -114,7 +110,7 @@ class Replicated:
         at_the_end = self.structure.tensor != "none"
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
-            u = self._unit(place)
+            u = self.units[place.part]
             leave: list[Node] = []
             if adds:
                 leave.append(copy("accumulate", "backward", u.grads_bytes, self.conventions.numerics.grad_dtype))
@@ -134,7 +130,7 @@ class Replicated:
                 nodes += [
                     Repeat(times, tuple(carried(self._reduce(c)) for c in u.reduce)) for u, times in self._parts()
                 ]
-            nodes += [counted(self._reduce(c), self._buckets()) for c in self.layer.reduce]
+            nodes += [counted(self._reduce(c), self._buckets()) for c in self.units.layers[0].reduce]
             nodes.append(Wait(REDUCER_STREAM, "reduce"))
         return nodes
 

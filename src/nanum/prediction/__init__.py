@@ -164,16 +164,9 @@ class Prediction:
         known: Once[TimeMap] = Once()
         alike: dict[Any, Step] = {}  # stages that hold the same do the same
         times = []
-        for i, step in enumerate(self.steps):
-            layers = self.engine.layers_of_stage(self.model.num_hidden_layers, self.layout.pp, i)
-            kind = (layers, i == 0, i == self.layout.pp - 1)
-            if kind not in alike:
-                alike[kind] = step
-            times.append(
-                stage_time(
-                    replace(step, actions=alike[kind].actions, optimizer=alike[kind].optimizer), self.cost, known
-                )
-            )
+        for step in self.steps:
+            same = alike.setdefault(step.holds, step)
+            times.append(stage_time(replace(step, actions=same.actions, optimizer=same.optimizer), self.cost, known))
         return tuple(times)
 
     @cached_property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from nanum import engines
 from nanum.account.traffic import flops
@@ -12,6 +12,7 @@ from nanum.build import build, emit_bodies
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
+from nanum.sharding import Shapes, Tensor
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,13 @@ def reference(model: Model, seq_len: int) -> Reference:
     bodies = emit_bodies(model, job, layout, engine)
     parts = bodies.parts
 
-    def elements(weights: Any) -> int:
-        return sum(int(parts.shapes.elements(w.dims, w.split)) for w in weights)
+    def elements(shapes: Shapes, weights: Iterable[Tensor]) -> int:
+        return sum(int(shapes.elements(w.dims, w.split)) for w in weights)
 
-    shared = elements(parts.embedding.weights[:1]) if model.tie_word_embeddings else 0
-    total = (
-        elements(parts.embedding.weights)
-        + model.num_hidden_layers * elements(parts.layer.weights)
-        + elements(parts.head.weights)
-    )
+    each = parts.shapes.zip(parts.bodies).map(lambda both: elements(both[0], both[1].weights))
+    shared = elements(parts.shapes.embedding, [parts.table]) if model.tie_word_embeddings else 0
+    layers = sum(times * each.layers[kind] for times, kinds in model.runs for kind in kinds)
+    total = each.embedding + layers + each.head
     step = build(model, job, layout, engine, 0, bodies)
     return Reference(total - shared, float(flops(step.program)))
 
