@@ -133,7 +133,7 @@ def test_every_reason_at_once():
             "vocab_size": 0,
             "num_key_value_head": 8,
             "mlp_bias": 1,
-            "hidden_act": "relu",
+            "hidden_act": "tanh",
             "quantization_config": {"bits": 4},
             "num_local_experts": 8,
         }
@@ -146,7 +146,7 @@ def test_every_reason_at_once():
         "num_hidden_layers is missing",
         "unknown key 'num_key_value_head' (did you mean num_key_value_heads?)",
         "mlp_bias = 1 is not true or false",
-        'hidden_act = "relu" is not one of',
+        'hidden_act = "tanh" is not one of',
         "quantized weights are not modelled",
         "num_local_experts = 8: experts are not modelled",
     ):

@@ -24,7 +24,7 @@ from nanum.layout import (
     Schedule,
     TensorParallel,
 )
-from nanum.model import Model
+from nanum.model import Attention, Experts, Layer, Mlp, Model
 
 MOST_BYTES = 2**62  # byte counts are 64-bit integers; a factor of two is left for sums
 
@@ -55,6 +55,17 @@ def _fails_to_divide(size: Any, whole: Any) -> Any:
     """Sizes below 1 are another rule's; 1 stands in their place, so that nothing is divided by zero."""
     positive = size >= 1
     return (whole % (size * positive + (size < 1)) != 0) & positive & (whole >= 1)
+
+
+def _any_fails(size: Any, wholes: Iterable[int]) -> Any:
+    found: Any = False
+    for whole in wholes:
+        found = found | _fails_to_divide(size, whole)
+    return found
+
+
+def _distinct(sizes: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(sizes))
 
 
 def _size_of_layout(name: str) -> Callable[[Job, Layout], Any]:
@@ -112,10 +123,30 @@ def _rates(cluster: Cluster, precision: str) -> bool:
 
 def _rough_bytes(model: Model, job: Job, layout: Layout) -> int:
     """More than any byte count of a step: 64 bytes for each activation of the job, eager attention's scores too."""
-    heads = model.attention.num_attention_heads
-    widest = max(model.hidden_size, heads * model.attention.head_dim, model.mlp.intermediate_size)
+    heads = max(layer.attention.num_attention_heads for layer in model.kinds)
+    widest = max(model.hidden_size, *(_widest(layer) for layer in model.kinds))
     a_layer = 12 * widest + (3 * heads * job.seq_len if layout.structure.attention == "eager" else 0)
     return 64 * int(job.tokens_per_step) * (model.num_hidden_layers * a_layer + 3 * model.vocab_size)
+
+
+def _widest(layer: Layer) -> int:
+    """The most entries that a tensor of a layer has for each token."""
+    width = sum(layer.widths)
+    if isinstance(layer.mlp, Experts):
+        width = max(width * layer.mlp.num_experts_per_tok, layer.mlp.num_experts)
+    return max(layer.attention.num_attention_heads * layer.attention.head_dim, width)
+
+
+def _without_block(model: Model) -> list[str]:
+    """What of a model no block states yet."""
+    experts = any(not isinstance(layer.mlp, Mlp) for layer in model.kinds)
+    latent = any(not isinstance(layer.attention, Attention) for layer in model.kinds)
+    named = {
+        "experts": experts,
+        "latent attention": latent,
+        "other than pre-norm layers": model.placement != "pre",
+    }
+    return [name for name, has in named.items() if has]
 
 
 def _product(layout: Layout, *axes: str) -> str:
@@ -159,31 +190,40 @@ RANK_ORDER = Rule(
         f"rank_order={','.join(layout.rank_order)} does not name each of {', '.join(AXES)} once"
     ),
 )
-HEADS = Rule(
-    "tp does not divide num_attention_heads",
-    lambda model, job, cluster, layout: _fails_to_divide(layout.tp, model.attention.num_attention_heads),
-    lambda model, job, cluster, layout: (
-        f"tp={layout.tp} does not divide num_attention_heads={model.attention.num_attention_heads}"
-    ),
+
+
+def _attention_heads(model: Model) -> list[int]:
+    return _distinct(layer.attention.num_attention_heads for layer in model.kinds)
+
+
+def _grouped_heads(model: Model) -> list[int]:
+    """Heads of keys, where a layer has fewer of them than of queries: else they are said of the latter."""
+    pairs = ((a.num_key_value_heads, a.num_attention_heads) for a in (layer.attention for layer in model.kinds))
+    return _distinct(keys for keys, queries in pairs if keys != queries)
+
+
+def _widths(model: Model) -> list[int]:
+    return _distinct(width for layer in model.kinds for width in layer.widths)
+
+
+def _divides_rule(name: str, sizes: Callable[[Model], list[int]], remark: Callable[[Model], str] | None = None) -> Rule:
+    """tp must divide a size of every kind of layer."""
+
+    def is_broken(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+        return _any_fails(layout.tp, sizes(model))
+
+    def say(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str:
+        size = next(size for size in sizes(model) if _fails_to_divide(layout.tp, size))
+        return f"tp={layout.tp} does not divide {name}={size}" + (remark(model) if remark else "")
+
+    return Rule(f"tp does not divide {name}", is_broken, say)
+
+
+HEADS = _divides_rule("num_attention_heads", _attention_heads)
+KEY_VALUE_HEADS = _divides_rule(
+    "num_key_value_heads", _grouped_heads, lambda model: f" (of num_attention_heads={_attention_heads(model)[0]})"
 )
-KEY_VALUE_HEADS = Rule(
-    "tp does not divide num_key_value_heads",
-    lambda model, job, cluster, layout: (
-        _fails_to_divide(layout.tp, model.attention.num_key_value_heads)
-        & (model.attention.num_key_value_heads != model.attention.num_attention_heads)  # else said of the heads
-    ),
-    lambda model, job, cluster, layout: (
-        f"tp={layout.tp} does not divide num_key_value_heads={model.attention.num_key_value_heads} "
-        f"(of num_attention_heads={model.attention.num_attention_heads})"
-    ),
-)
-INTERMEDIATE = Rule(
-    "tp does not divide intermediate_size",
-    lambda model, job, cluster, layout: _fails_to_divide(layout.tp, model.mlp.intermediate_size),
-    lambda model, job, cluster, layout: (
-        f"tp={layout.tp} does not divide intermediate_size={model.mlp.intermediate_size}"
-    ),
-)
+INTERMEDIATE = _divides_rule("intermediate_size", _widths)
 SEQUENCE = Rule(
     "tp does not divide seq_len under sequence parallel",
     lambda model, job, cluster, layout: (
@@ -211,20 +251,23 @@ CONTEXT_SEQUENCE = Rule(
 def _heads_rule(name: str) -> Rule:
     """Ulysses gives each of cp·tp ranks whole heads. Where tp alone does not divide them, that is said instead."""
 
-    def heads(model: Model) -> int:
-        return int(getattr(model.attention, name))
+    def heads(model: Model) -> list[int]:
+        return _distinct(getattr(layer.attention, name) for layer in model.kinds)
 
-    return Rule(
-        f"cp·tp does not divide {name} under ulysses",
-        lambda model, job, cluster, layout: (
-            _fails_to_divide(layout.cp * layout.tp, heads(model))
-            & (_fails_to_divide(layout.tp, heads(model)) == 0)
-            & (layout.structure.cp_kind == "ulysses")
-        ),
-        lambda model, job, cluster, layout: (
-            f"{_product(layout, 'cp', 'tp')} does not divide {name}={heads(model)}, under --cp-kind ulysses"
-        ),
-    )
+    def fails(layout: Layout, count: int) -> Any:
+        return _fails_to_divide(layout.cp * layout.tp, count) & (_fails_to_divide(layout.tp, count) == 0)
+
+    def is_broken(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+        found: Any = False
+        for count in heads(model):
+            found = found | fails(layout, count)
+        return found & (layout.structure.cp_kind == "ulysses")
+
+    def say(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str:
+        count = next(count for count in heads(model) if fails(layout, count))
+        return f"{_product(layout, 'cp', 'tp')} does not divide {name}={count}, under --cp-kind ulysses"
+
+    return Rule(f"cp·tp does not divide {name} under ulysses", is_broken, say)
 
 
 RING_KERNEL = Rule(
@@ -301,6 +344,12 @@ TOO_LARGE_TO_COUNT = Rule(
     ),
 )
 
+NO_BLOCK = Rule(
+    "a kind of layer is not modelled yet",
+    lambda model, job, cluster, layout: bool(_without_block(model)),
+    lambda model, job, cluster, layout: f"{model.name} has {' and '.join(_without_block(model))}: not modelled yet",
+)
+
 PRECISION = Rule(
     "the chip states no rate for the precision",
     lambda model, job, cluster, layout: job.precision in get_args(Precision) and not _rates(cluster, job.precision),
@@ -315,6 +364,7 @@ OF_JOB = (
     *(_choice_rule(name) for name in ("precision", "optimizer")),
     PRECISION,
     POSITIONS,
+    NO_BLOCK,
     TOO_LARGE_TO_COUNT,
 )
 """Rules that hold for every layout: they look at the model, the job and the cluster."""

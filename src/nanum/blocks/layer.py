@@ -18,23 +18,31 @@ from nanum.sharding import Shapes, Tensor
 
 def layer_dims(layer: Layer) -> dict[str, Any]:
     """Global sizes of what is inside a layer."""
-    a = layer.attention
+    a, mlp = _plain(layer)
     return {
         "Q": a.num_attention_heads * a.head_dim,
         "K": a.num_key_value_heads * a.head_dim,
         "A": a.num_attention_heads,
-        "F": layer.mlp.intermediate_size,
+        "F": mlp.intermediate_size,
         "head": a.head_dim,
     }
 
 
+def _plain(layer: Layer) -> tuple[Attention, Mlp]:
+    """Raises ValueError for a layer of experts or latent attention, which have no block yet."""
+    if not isinstance(layer.attention, Attention) or not isinstance(layer.mlp, Mlp):
+        raise ValueError("experts and latent attention have no block yet")
+    return layer.attention, layer.mlp
+
+
 def emit_layer(model: Model, kind: Layer, shapes: Shapes, conventions: Conventions, structure: Structure) -> Emitted:
     """One layer, forward and backward."""
+    a, mlp = _plain(kind)
     tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
     x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
 
     def layer() -> Tensor:
-        y = feed_forward(tape, attend(tape, x, model, kind.attention, splits), model, kind.mlp, splits)
+        y = feed_forward(tape, attend(tape, x, model, a, splits), model, mlp, splits)
         tape.frame(x)
         return y
 

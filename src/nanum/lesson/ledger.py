@@ -17,7 +17,7 @@ from nanum.engines import load as load_engine
 from nanum.job import Job
 from nanum.layout import AXES, Layout, Structure
 from nanum.lesson.arithmetic import Dimensions
-from nanum.model import Model
+from nanum.model import Attention, Mlp, Model
 from nanum.model import load as load_model
 from nanum.prediction import parameters as count_parameters
 from nanum.prediction import predict
@@ -66,10 +66,13 @@ def resized(dimensions: Dimensions) -> Model:
     times, rest = divmod(dimensions.hidden_size, base.hidden_size)
     if rest:
         raise ValueError(f"hidden_size {dimensions.hidden_size} is not a multiple of {base.name}'s {base.hidden_size}")
+    heads, mlp = base.attention, base.mlp
+    if not isinstance(heads, Attention) or not isinstance(mlp, Mlp):
+        raise ValueError(f"{base.name} is not a model of plain attention and feed-forward blocks")
     attention = replace(
-        base.attention,
-        num_attention_heads=times * base.attention.num_attention_heads,
-        num_key_value_heads=times * base.attention.num_key_value_heads,
+        heads,
+        num_attention_heads=times * heads.num_attention_heads,
+        num_key_value_heads=times * heads.num_key_value_heads,
     )
     return replace(
         base,
@@ -77,7 +80,7 @@ def resized(dimensions: Dimensions) -> Model:
         hidden_size=dimensions.hidden_size,
         num_hidden_layers=dimensions.num_hidden_layers,
         attention=attention,
-        mlp=replace(base.mlp, intermediate_size=times * base.mlp.intermediate_size),
+        mlp=replace(mlp, intermediate_size=times * mlp.intermediate_size),
     )
 
 

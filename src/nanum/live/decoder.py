@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nanum.model import Attention, Mlp, Model
+from nanum.model import Layer as Kind
 
 Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """q [B, heads, S, head_dim], k and v [B, kv_heads, S, head_dim] -> [B, heads, S, head_dim], causal."""
@@ -74,10 +75,12 @@ def new_norm(m: Model) -> nn.Module:
 
 
 class Layer(nn.Module):
-    def __init__(self, m: Model) -> None:
+    def __init__(self, m: Model, kind: Kind) -> None:
         super().__init__()
-        self.norm1, self.attention = new_norm(m), SelfAttention(m.hidden_size, m.attention)
-        self.norm2, self.mlp = new_norm(m), FeedForward(m.hidden_size, m.mlp)
+        if not isinstance(kind.attention, Attention) or not isinstance(kind.mlp, Mlp):
+            raise ValueError("experts and latent attention are not run")
+        self.norm1, self.attention = new_norm(m), SelfAttention(m.hidden_size, kind.attention)
+        self.norm2, self.mlp = new_norm(m), FeedForward(m.hidden_size, kind.mlp)
 
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
         x = x + self.attention(self.norm1(x), rotary)
@@ -99,7 +102,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(m.vocab_size, m.hidden_size) if embeds else None
         learned = m.position == "learned" and embeds
         self.positions = nn.Embedding(m.max_position_embeddings, m.hidden_size) if learned else None
-        self.layers = nn.ModuleDict({str(i): Layer(m) for i in layers})
+        self.layers = nn.ModuleDict({str(i): Layer(m, m.ordinary) for i in layers})
         self.norm = new_norm(m) if heads else None
         self.head = nn.Linear(m.hidden_size, m.vocab_size, bias=False) if heads else None
         turns = rotary_tables(m.attention.head_dim, positions) if m.position == "rotary" else (None, None)

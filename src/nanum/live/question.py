@@ -8,7 +8,7 @@ from typing import Any
 
 from nanum.job import Job
 from nanum.layout import Layout, Structure
-from nanum.model import Attention, Mlp, Model
+from nanum.model import Attention, Layer, Mlp, Model
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Question:
 def read(document: Mapping[str, Any]) -> Question:
     model = dict(document["model"])
     model["attention"], model["mlp"] = Attention(**model["attention"]), Mlp(**model["mlp"])
+    for name in ("leading", "alternates"):
+        model[name] = tuple(Layer(Attention(**kind["attention"]), Mlp(**kind["mlp"])) for kind in model.get(name, ()))
     layout = dict(document["layout"])
     layout["structure"] = Structure(**layout["structure"])
     layout["rank_order"] = tuple(layout["rank_order"])

@@ -10,46 +10,22 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
-ACTIVATIONS: dict[str, Literal["silu", "gelu"]] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-}
-"""The forms of GELU differ in the last digits of its value, not in what is computed, saved or sent."""
+from nanum.model.layer import ACTIVATIONS, Attention, Experts, LatentAttention, Layer, Mlp
 
+__all__ = ["ACTIVATIONS", "Attention", "Experts", "LatentAttention", "Layer", "Mlp", "Model", "load"]
 
-@dataclass(frozen=True)
-class Attention:
-    """Multi-head or grouped-query attention; `num_key_value_heads == num_attention_heads` is MHA."""
+Norm = Literal["layer_norm", "layer_norm_no_bias", "layer_norm_no_weight", "rms_norm"]
+"""A norm whose weight is stored less 1 (Gemma, Nemotron) is no other norm."""
+Placement = Literal["pre", "post", "sandwich", "post_residual", "parallel", "parallel_two_norms"]
+"""Where a layer's norms stand, f being attention and then the feed-forward block:
 
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    qkv_bias: bool = False
-    output_bias: bool = False
-    dropout: float = 0.0
-
-
-@dataclass(frozen=True)
-class Mlp:
-    """A feed-forward block: `down(act(gate) * up)` when gated, `down(act(up))` otherwise."""
-
-    intermediate_size: int
-    gated: bool
-    activation: Literal["silu", "gelu"]
-    bias: bool = False
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One kind of decoder layer."""
-
-    attention: Attention
-    mlp: Mlp
-
+- pre: `x + f(norm(x))`
+- post: `x + norm(f(x))` (OLMo 2)
+- sandwich: `x + norm(f(norm(x)))` (Gemma 2)
+- post_residual: `norm(x + f(x))`, the first Transformer's (OPT-350m)
+- parallel: `x + attention(norm(x)) + mlp(norm(x))`, of one norm (GPT-J, Phi); parallel_two_norms: each has its own
+  (GPT-NeoX)
+"""
 
 Run = tuple[int, tuple[int, ...]]
 """How often a group of layers comes, and the kinds of the group's layers in turn."""
@@ -57,7 +33,7 @@ Run = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only model: `num_hidden_layers` pre-norm layers between an embedding and a head.
+    """A decoder-only model: `num_hidden_layers` layers between an embedding and a head.
 
     `attention` and `mlp` are those of the ordinary layer, and of every layer where no others are named: `leading` are
     the first layers, and after them `alternates` come before each ordinary one, in turn, until there are enough.
@@ -68,19 +44,29 @@ class Model:
     vocab_size: int
     num_hidden_layers: int
     max_position_embeddings: int
-    attention: Attention
-    mlp: Mlp
-    norm: Literal["layer_norm", "rms_norm"]
-    position: Literal["learned", "rotary"]
+    attention: Attention | LatentAttention
+    mlp: Mlp | Experts
+    norm: Norm
+    position: Literal["learned", "rotary", "alibi"]
     tie_word_embeddings: bool
     hidden_dropout: float = 0.0
     source: str = ""
     leading: tuple[Layer, ...] = ()
     alternates: tuple[Layer, ...] = ()
+    placement: Placement = "pre"
+    embedding_norm: bool = False  # of the embedding's rows (BLOOM)
+    final_norm: bool = True  # before the head
+    head_bias: bool = False
+    embedding_size: int | None = None  # where rows of the table are narrower, and projected (OPT-350m)
+    unused_positions: int = 0  # rows of the learned table before the first position (OPT)
+
+    @property
+    def ordinary(self) -> Layer:
+        return Layer(self.attention, self.mlp)
 
     @property
     def _period(self) -> tuple[Layer, ...]:
-        return *self.alternates, Layer(self.attention, self.mlp)
+        return *self.alternates, self.ordinary
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:

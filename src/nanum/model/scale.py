@@ -3,44 +3,82 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 from nanum.errors import Refused
-from nanum.model import Model
+from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
 
 LEAST_HEAD_DIM = 8
-MULTIPLE = 8  # of the feed-forward block's width
+MULTIPLE = 8  # of a feed-forward block's width, or a rank's
 
 
 def scaled(model: Model, *, layers: int | None = None, hidden: int | None = None, vocab: int | None = None) -> Model:
     """`model` with as many layers, that hidden size and that vocabulary; None leaves one as it is.
 
-    Heads stay as many as the hidden size has room for, in the same groups, and the feed-forward block keeps its
-    proportion to the hidden size. Without dropout, since every division of it must give the same numbers.
+    Heads stay as many as the hidden size has room for, in the same groups, and the other widths keep their proportion
+    to the hidden size, in layers of every kind. Without dropout, since every division of it must give the same numbers.
 
     Raises:
         Refused: the hidden size does not divide into heads.
     """
-    a, mlp = model.attention, model.mlp
-    if hidden is not None and hidden != model.hidden_size:
-        groups = a.num_attention_heads // a.num_key_value_heads
-        fits = (
-            kv
-            for kv in range(min(a.num_key_value_heads, hidden // (LEAST_HEAD_DIM * groups)), 0, -1)
-            if hidden % (kv * groups) == 0 and (hidden // (kv * groups)) % 2 == 0
-        )
-        kv_heads = next(fits, None)
-        if kv_heads is None:
-            raise Refused(f"--hidden {hidden} does not divide into heads of {model.name}: {groups} to a key")
-        heads = kv_heads * groups
-        width = max(MULTIPLE, round(mlp.intermediate_size * hidden / model.hidden_size / MULTIPLE) * MULTIPLE)
-        a = replace(a, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=hidden // heads)
-        mlp = replace(mlp, intermediate_size=width)
+    wide = hidden or model.hidden_size
+
+    def smaller(layer: Layer) -> Layer:
+        a, mlp = layer.attention, layer.mlp
+        if wide != model.hidden_size:
+            a = _attention(a, Fraction(wide, model.hidden_size), wide, model.name)
+            mlp = _feed_forward(mlp, Fraction(wide, model.hidden_size))
+        return Layer(replace(a, dropout=0.0), mlp)
+
+    ordinary = smaller(model.ordinary)
     return replace(
         model,
-        hidden_size=hidden or model.hidden_size,
+        hidden_size=wide,
         num_hidden_layers=layers or model.num_hidden_layers,
         vocab_size=vocab or model.vocab_size,
-        attention=replace(a, dropout=0.0),
-        mlp=mlp,
+        attention=ordinary.attention,
+        mlp=ordinary.mlp,
+        leading=tuple(map(smaller, model.leading)),
+        alternates=tuple(map(smaller, model.alternates)),
+        embedding_size=model.embedding_size and _width(model.embedding_size, Fraction(wide, model.hidden_size)),
         hidden_dropout=0.0,
     )
+
+
+def _width(size: int, ratio: Fraction) -> int:
+    return size if ratio == 1 else max(MULTIPLE, round(size * ratio / MULTIPLE) * MULTIPLE)
+
+
+def _attention(a: Attention | LatentAttention, ratio: Fraction, hidden: int, name: str) -> Attention | LatentAttention:
+    if isinstance(
+        a, LatentAttention
+    ):  # heads stay as large as they are: it is their number that hidden sizes differ in
+        return replace(
+            a,
+            num_attention_heads=max(1, int(a.num_attention_heads * ratio)),
+            q_lora_rank=a.q_lora_rank and _width(a.q_lora_rank, ratio),
+            kv_lora_rank=_width(a.kv_lora_rank, ratio),
+        )
+    groups = a.num_attention_heads // a.num_key_value_heads
+    fits = (
+        kv
+        for kv in range(min(a.num_key_value_heads, hidden // (LEAST_HEAD_DIM * groups)), 0, -1)
+        if hidden % (kv * groups) == 0 and (hidden // (kv * groups)) % 2 == 0
+    )
+    kv_heads = next(fits, None)
+    if kv_heads is None:
+        raise Refused(f"--hidden {hidden} does not divide into heads of {name}: {groups} to a key")
+    heads = kv_heads * groups
+    head_dim = hidden // heads
+    rotary = a.rotary and max(2, round(Fraction(a.rotary * head_dim, a.head_dim) / 2) * 2)
+    return replace(a, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, rotary=rotary)
+
+
+def _feed_forward(mlp: Mlp | Experts, ratio: Fraction) -> Mlp | Experts:
+    if isinstance(mlp, Mlp):
+        return _narrower(mlp, ratio)
+    return replace(mlp, expert=_narrower(mlp.expert, ratio), shared=mlp.shared and _narrower(mlp.shared, ratio))
+
+
+def _narrower(mlp: Mlp, ratio: Fraction) -> Mlp:
+    return replace(mlp, intermediate_size=_width(mlp.intermediate_size, ratio))
