@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from nanum.blocks.layer import emit_layer, layer_body, layer_dims
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
-from nanum.layout import AXES, ONE_CHUNK, V_SHAPED, Layout, Recompute, Structure
+from nanum.layout import ONE_CHUNK, V_SHAPED, Layout, Recompute, Structure
 from nanum.model import Model
 from nanum.once import Once
 from nanum.parallel.chain import Chain, Each, Stage
@@ -37,7 +37,7 @@ from nanum.schedule import order, rank_of, stage_of
 from nanum.sharding import BATCH_AXES, Shapes, Tensor
 
 T = TypeVar("T")
-BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "micro_batch_size")
+BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "micro_batch_size")
 """What a part of the model can see of a layout. Layouts that differ in nothing else share its body."""
 
 
@@ -51,6 +51,7 @@ class Weights:
     conventions: Conventions
     zero: int
     whole: bool  # each rank stores them whole
+    own_experts: bool  # do experts lie on a mesh of their own?
     bodies: Each[Body]
 
     @cached_property
@@ -60,8 +61,15 @@ class Weights:
         )
 
     @cached_property
-    def buffers(self) -> tuple[Each[Buffer], Buffer]:
-        return self._made(lambda shapes, weights, grads: buffer(shapes, weights, grads, self.conventions, self.zero))
+    def buffers(self) -> list[tuple[Each[Buffer], Buffer]]:
+        """Of each mesh, beginning with the one that all but experts lie on."""
+
+        def on(mesh: bool) -> tuple[Each[Buffer], Buffer]:
+            return self._made(
+                lambda shapes, weights, grads: buffer(shapes, weights, grads, self.conventions, self.zero, experts=mesh)
+            )
+
+        return [on(own) for own in (False, True)[: 1 + self.own_experts]]
 
     def _made(self, make: Callable[[Shapes, tuple[Tensor, ...], Mapping[Tensor, Tensor]], T]) -> tuple[Each[T], T]:
         head = self.bodies.head
@@ -168,7 +176,7 @@ class Staged:
     """The distinct stages of layouts and what their weights exchange, whatever is recomputed or resharded."""
 
     chain: Chain
-    weights: Each[Any]  # units, or buffers
+    weights: Each[Unit] | tuple[Each[Buffer], ...]
     position: Position
     layout: Layout  # of each distinct stage
     made: Once[tuple[Node, ...]] = field(default_factory=Once)  # what their steps do alike around their weights
@@ -240,11 +248,13 @@ def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine)
     data: DataParallel
     if engine.data_parallel == "flat_buffers":
         ranks = parts.shapes.embedding.ranks(("dp_replicate", "dp_shard", "cp"))
-        data = FlatBuffers(chain, conventions, structure, weights, data_ranks=ranks)
+        data = FlatBuffers(chain, conventions, structure, cast(tuple[Each[Buffer], ...], weights), data_ranks=ranks)
     elif _replicates(structure, engine):
-        data = Replicated(chain, conventions, structure, weights, DataRanks.of(parts.shapes.embedding, chain.stage))
+        data = Replicated(
+            chain, conventions, structure, cast(Each[Unit], weights), DataRanks.of(parts.shapes.embedding, chain.stage)
+        )
     else:
-        data = FullyShard(chain, conventions, structure, weights, staged.made)
+        data = FullyShard(chain, conventions, structure, cast(Each[Unit], weights), staged.made)
     return step(chain, data, structure, conventions, staged.position, staged.layout)
 
 
@@ -271,9 +281,9 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     """
     structure = layout.structure
     conventions = engine.conventions(model, job, structure)
-    mesh, dims = {a: getattr(layout, a) for a in AXES}, _dims(model, job, layout, conventions)
+    mesh, dims = layout.mesh, _dims(model, job, layout, conventions)
     ends = Shapes(mesh, dims, at)
-    shapes = Each(ends, tuple(Shapes(mesh, {**dims, **layer_dims(kind)}, at) for kind in model.kinds), ends)
+    shapes = Each(ends, tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at) for kind in model.kinds), ends)
     given = conventions, structure
     emitted = tuple(
         emit_layer(model, kind, here, *given) for kind, here in zip(model.kinds, shapes.layers, strict=True)
@@ -283,7 +293,9 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
         tuple(layer_body(layer, structure.recompute) for layer in emitted),
         head_body(model, ends, *given),
     )
-    weights = Weights(shapes, conventions, structure.zero, _replicates(structure, engine), bodies)
+    weights = Weights(
+        shapes, conventions, structure.zero, _replicates(structure, engine), structure.own_experts, bodies
+    )
     return Parts(shapes, conventions, structure, emitted, bodies, weights)
 
 
@@ -301,20 +313,26 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
     }
 
 
-def _exchanged(chain: Chain, parts: Parts, engine: Engine) -> Each[Any]:
-    """Units or buffers of the parts, on each distinct stage. A table that embedding and head share is the embedding's,
-    where both are.
-    """
+def _exchanged(chain: Chain, parts: Parts, engine: Engine) -> Each[Unit] | tuple[Each[Buffer], ...]:
+    """Units or buffers of the parts, on each distinct stage."""
+    if engine.data_parallel == "flat_buffers":
+        return tuple(_on_stages(chain, *made) for made in parts.weights.buffers)
+    units = _on_stages(chain, *parts.weights.units)
+    if parts.conventions.units == "root" and parts.structure.zero == 3:
+        return Each(units.embedding + units.head, units.layers, units.head.times(0, lambda q: q))
+    return units
+
+
+W = TypeVar("W", Unit, Buffer)
+
+
+def _on_stages(chain: Chain, each: Each[W], rest: W) -> Each[W]:
+    """A table that embedding and head share is the embedding's, where both are; `rest` is the head without it."""
     s = chain.stage
     shares = s.embeds * s.heads * (chain.tied_elements is not None)
-    flat = engine.data_parallel == "flat_buffers"
-    made: tuple[Each[Any], Any] = parts.weights.buffers if flat else parts.weights.units
-    each, rest = made
-    embedding = each.embedding.times(s.embeds, s.take)
     head = each.head.times(s.heads - shares, s.take) + rest.times(shares, s.take)
-    if not flat and parts.conventions.units == "root" and parts.structure.zero == 3:
-        embedding, head = embedding + head, head.times(0, lambda q: q)
-    return Each(embedding, tuple(layer.times(1, s.take) for layer in each.layers), head)
+    layers = tuple(layer.times(1, s.take) for layer in each.layers)
+    return Each(each.embedding.times(s.embeds, s.take), layers, head)
 
 
 def body_space(layout: Layout) -> tuple[np.ndarray | None, Layout]:

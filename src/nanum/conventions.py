@@ -76,5 +76,6 @@ class Conventions:
     gather_copies: bool = False  # and gathers into a buffer of its own, which it copies out of
     half_statistics: bool = False  # a LayerNorm's mean and deviation are kept in its own dtype (CPU), else in fp32
     optimizer_at_once: bool = True  # roots of all second moments together (foreach), or tensor by tensor
+    expert_weights: Literal["before", "inside", "after"] = "after"  # an expert's input, activation or output is scaled
     bucket_elements: int = 0  # of a flat buffer: 0 is one exchange a unit
     bucket_bytes: tuple[int, int] = (0, 0)  # of DDP: what closes the first bucket, and what the others

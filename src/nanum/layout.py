@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outermost first: the default rank order (the last one varies fastest, so its ranks are neighbours)."""
+
+EXPERT_AXES = ("edp", "ep", "etp")
+"""The axes of experts' own mesh, in place of those that it regroups: data parallel among their copies, expert parallel,
+and tensor parallel within an expert."""
+REGROUPED = ("dp_shard", "cp", "tp")
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zbv", "dualpipev"]
 ONE_CHUNK: tuple[Schedule, ...] = ("gpipe", "1f1b")
@@ -35,6 +41,7 @@ class Structure:
     virtual_stages: int = 1  # chunks of one pipeline rank
     cp_kind: ContextParallel = "none"  # none where cp = 1
     grad_sync: GradSync = "each"  # gradients are reduced over data ranks in each micro-batch, or in the last alone
+    own_experts: bool = False  # experts have a mesh of their own; otherwise tp divides each, as it does all else
 
 
 @dataclass(frozen=True)
@@ -49,22 +56,58 @@ class Layout:
     micro_batch_size: Any = 1
     structure: Structure = field(default_factory=Structure)
     rank_order: tuple[str, ...] = AXES
+    ep: Any = 1  # ranks that have different experts; they multiply no world
+    etp: Any = 1  # ranks that have parts of an expert, where experts have a mesh of their own
+
+    @property
+    def edp(self) -> Any:
+        """Ranks that have copies of the same experts, of those that `REGROUPED` multiply to."""
+        return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
 
     @property
     def sizes(self) -> dict[str, Any]:
         return {axis: getattr(self, axis) for axis in self.rank_order}
 
+    @property
+    def expert_sizes(self) -> dict[str, Any]:
+        """As `sizes`, with experts' axes in place of those that they regroup, which are neighbours."""
+        sizes: dict[str, Any] = {}
+        for axis in self.rank_order:
+            if axis not in REGROUPED:
+                sizes[axis] = getattr(self, axis)
+            elif "edp" not in sizes:
+                sizes |= {name: getattr(self, name) for name in EXPERT_AXES}
+        return sizes
+
+    @property
+    def mesh(self) -> dict[str, Any]:
+        """Sizes of all axes that anything is split over."""
+        return {**self.sizes, **(self.expert_sizes if self.structure.own_experts else {})}
+
+    def named(self, axes: Iterable[str]) -> str:
+        """Those of `axes` that have more than one rank, outermost first, joined: what a ledger calls a group."""
+        wanted = set(axes)
+        return "+".join(axis for axis, size in self.mesh.items() if axis in wanted and size > 1)
+
     def place(self, rank: int) -> dict[str, int]:
         """A rank's index along each axis, of one layout."""
-        found, stride = {}, self.world
-        for axis, size in self.sizes.items():
-            stride //= size
-            found[axis] = rank // stride % size
+        found = {}
+        for sizes in (self.sizes, *([self.expert_sizes] if self.structure.own_experts else [])):
+            stride = self.world
+            for axis, size in sizes.items():
+                stride //= size
+                found[axis] = rank // stride % size
         return found
 
     @property
     def world(self) -> Any:
         return prod(self.sizes.values())
+
+    @classmethod
+    def from_document(cls, table: Mapping[str, Any]) -> Layout:
+        """A layout out of the plain values that `dataclasses.asdict` made of it."""
+        structure, order = Structure(**table["structure"]), tuple(table["rank_order"])
+        return cls(**{**table, "structure": structure, "rank_order": order})
 
     @property
     def data_ranks(self) -> Any:

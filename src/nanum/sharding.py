@@ -26,6 +26,9 @@ BATCH_AXES = ("dp_replicate", "dp_shard")
 ZERO_AXES = ("dp_shard", "cp")
 """The axes over which ZeRO may split weights, gradients and optimizer states."""
 
+EXPERT_ZERO_AXES = ("edp",)
+"""The same, of experts that have a mesh of their own."""
+
 
 _SAME: Any = object()
 

@@ -22,7 +22,7 @@ from nanum.account.exchanges import Corrections, modelled
 from nanum.account.grids import Grids, said_of
 from nanum.cluster import Cluster, Link
 from nanum.cluster import Quantity as Stated
-from nanum.layout import Layout
+from nanum.layout import EXPERT_AXES, Layout
 from nanum.program import AWAITED_STREAMS, DATA_STREAM, REDUCER_STREAM, Collective, Compute, Quantity
 from nanum.units import MIB
 
@@ -231,15 +231,16 @@ class Cost:
         return self._placements[axes]
 
     def _placed(self, axes: tuple[str, ...]) -> Placement:
-        sizes = self.layout.sizes
+        own = any(axis in EXPERT_AXES for axis in axes)
+        sizes = self.layout.expert_sizes if own else self.layout.sizes
         if unknown := [axis for axis in axes if axis not in sizes]:
             raise ValueError(f"no mesh axis {', '.join(unknown)} among {', '.join(sizes)}")
         stride: Quantity = 1
         runs = []
-        for axis in reversed(self.layout.rank_order):
+        for axis, size in reversed(sizes.items()):
             if axis in axes:
-                runs.append((stride, sizes[axis]))
-            stride = stride * sizes[axis]
+                runs.append((stride, size))
+            stride = stride * size
         return place(runs[::-1], self.cluster.gpus_per_node, stride)
 
     def _inherited(self, axes: tuple[str, ...]) -> Placement:

@@ -93,7 +93,8 @@ class Streams:
 def new_tape(shapes: Shapes, conventions: Conventions, structure: Structure) -> Tape:
     tp = () if structure.tensor == "none" else ("tp",)
     flash = structure.attention == "flash"
-    return Tape(shapes, conventions, tp, structure.tensor == "sequence", flash, structure.cp_kind)
+    sequence, own = structure.tensor == "sequence", structure.own_experts
+    return Tape(shapes, conventions, tp, sequence, flash, own, structure.cp_kind)
 
 
 @dataclass(frozen=True, eq=False)

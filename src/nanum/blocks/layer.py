@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
+from nanum.blocks.experts import expert_dims, mixture
+from nanum.blocks.latent import latent_attention, latent_dims
 from nanum.conventions import EVERYTHING, NOTHING, Conventions
 from nanum.layout import Recompute, Structure
-from nanum.model import Attention, Layer, Mlp, Model
+from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
 from nanum.operators.context_parallel import context_attention
 from nanum.operators.elementwise import dropout, pointwise, residual, rotary, swiglu
 from nanum.operators.matmul import linear
@@ -16,33 +19,29 @@ from nanum.operators.tape import Tape
 from nanum.sharding import Shapes, Tensor
 
 
-def layer_dims(layer: Layer) -> dict[str, Any]:
-    """Global sizes of what is inside a layer."""
-    a, mlp = _plain(layer)
-    return {
+def layer_dims(layer: Layer, dims: Mapping[str, Any]) -> dict[str, Any]:
+    """Global sizes of what is inside a layer, beside `dims` of what is around it."""
+    a = layer.attention
+    inside = {
         "Q": a.num_attention_heads * a.head_dim,
         "K": a.num_key_value_heads * a.head_dim,
         "A": a.num_attention_heads,
-        "F": mlp.intermediate_size,
         "head": a.head_dim,
     }
-
-
-def _plain(layer: Layer) -> tuple[Attention, Mlp]:
-    """Raises ValueError for a layer of experts or latent attention, which have no block yet."""
-    if not isinstance(layer.attention, Attention) or not isinstance(layer.mlp, Mlp):
-        raise ValueError("experts and latent attention have no block yet")
-    return layer.attention, layer.mlp
+    if isinstance(a, LatentAttention):
+        inside |= latent_dims(a)
+    if isinstance(layer.mlp, Mlp):
+        return {**inside, "F": layer.mlp.intermediate_size}
+    return {**inside, **expert_dims(layer.mlp, dims["B"] * dims["S"])}
 
 
 def emit_layer(model: Model, kind: Layer, shapes: Shapes, conventions: Conventions, structure: Structure) -> Emitted:
     """One layer, forward and backward."""
-    a, mlp = _plain(kind)
     tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
     x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
 
     def layer() -> Tensor:
-        y = feed_forward(tape, attend(tape, x, model, a, splits), model, mlp, splits)
+        y = feed_forward(tape, attend(tape, x, model, kind.attention, splits), model, kind.mlp, splits)
         tape.frame(x)
         return y
 
@@ -55,10 +54,12 @@ def layer_body(layer: Emitted, recompute: Recompute) -> Body:
     return layer.body(kept[recompute])
 
 
-def attend(t: Tape, x: Tensor, model: Model, a: Attention, splits: Streams) -> Tensor:
+def attend(t: Tape, x: Tensor, model: Model, a: Attention | LatentAttention, splits: Streams) -> Tensor:
     """`x + W_o attention(W_q h, W_k h, W_v h)`, h the normed x. Column-parallel, then row-parallel over the heads."""
     tp = t.tp
     h = norm(t, x, "norm1", model.norm)
+    if isinstance(a, LatentAttention):
+        return residual(t, x, dropout(t, latent_attention(t, h, a, splits), model.hidden_dropout))
 
     def column(name: str, dim: str) -> Tensor:
         split = {dim: tp} if tp else {}
@@ -73,11 +74,13 @@ def attend(t: Tape, x: Tensor, model: Model, a: Attention, splits: Streams) -> T
     return residual(t, x, dropout(t, out, model.hidden_dropout))
 
 
-def feed_forward(t: Tape, x: Tensor, model: Model, mlp: Mlp, splits: Streams) -> Tensor:
+def feed_forward(t: Tape, x: Tensor, model: Model, mlp: Mlp | Experts, splits: Streams) -> Tensor:
     """`x + W_down act(W_up h)`, or with a gate `x + W_down (act(W_gate h) * W_up h)`."""
     tp = t.tp
     split = {"F": tp} if tp else {}
     h = norm(t, x, "norm2", model.norm)
+    if isinstance(mlp, Experts):
+        return residual(t, x, mixture(t, h, mlp, splits))
 
     def column(name: str) -> Tensor:
         return linear(t, h, name, ("F", "D"), split, ("B", "S", "F"), {**splits.whole, **split}, bias=mlp.bias)

@@ -46,8 +46,12 @@ DpShard = Annotated[
 Cp = Annotated[str | None, _text("--cp", "N", "Context parallel: ranks that share each sequence. [1]")]
 Tp = Annotated[str | None, _text("--tp", "N", "Tensor parallel. [1]")]
 Pp = Annotated[str | None, _text("--pp", "N", "Pipeline stages. [1]")]
-Ep = Annotated[str | None, _text("--ep", "N", "Expert parallel. [1; more is not modelled yet]")]
-Etp = Annotated[str | None, _text("--etp", "N", "Tensor parallel within experts. [1; more is not modelled yet]")]
+Ep = Annotated[
+    str | None, _text("--ep", "N", "Expert parallel: ranks with different experts, of dp_shard, cp and tp. [1]")
+]
+Etp = Annotated[
+    str | None, _text("--etp", "N", "Tensor parallel within an expert. [as --tp; with --ep the engine's own]")
+]
 RankOrder = Annotated[
     str | None, _text("--rank-order", "AXES", "Mesh axes, outermost first. [pp,dp_replicate,dp_shard,cp,tp]")
 ]

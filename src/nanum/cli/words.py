@@ -160,21 +160,31 @@ def layout_of(
     left = _gpus_left(reader, sizes, gpus, takes)
     if takes == "dp_replicate":
         sizes |= {"dp_replicate": left or 1}
+    experts = _experts(reader, sizes["tp"], engine)
     layout = Layout(
         **sizes,
         dp_shard=reader.whole("dp_shard", 1 if takes == "dp_replicate" else left or 1),
         micro_batch_size=reader.whole("micro_batch_size", micro_batch_size),
-        structure=_structure(reader, sizes, engine),
+        structure=_structure(reader, {**sizes, **experts}, engine),
         rank_order=_rank_order(reader),
+        **experts,
     )
-    for name in ("ep", "etp"):
-        reader.whole(name, 1)
     for name in ("loss", "offload"):
         reader.choice(name, "")
     if left is None and gpus is not None:
         reader.none_left = True
         reader.reasons.append(_none_left(sizes, f"the {gpus} {of}"))
     return layout
+
+
+def _experts(reader: Reader, tp: int, engine: Engine | None) -> dict[str, int]:
+    """How experts are divided: as all else is, unless they are spread or the user says otherwise."""
+    ep = reader.whole("ep", 1)
+    default = (engine.default_etp(tp) if engine is not None else 1) if ep > 1 else tp
+    etp = reader.whole("etp", default)
+    if ep > 1 and not reader.said("etp"):
+        reader.defaults.append(f"etp {etp}")
+    return {"ep": ep, "etp": etp}
 
 
 def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | None:
@@ -277,7 +287,10 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
     if zero == "3" and not reshard and not reader.said("reshard"):
         reader.defaults.append("no reshard, since pp > 1")
     compiled = reader.switch("compile", False)
-    return Structure(zero=int(zero), reshard=reshard, pipelined=sizes["pp"] > 1, compile=compiled, **chosen)
+    own = sizes["ep"] > 1 or sizes["etp"] != sizes["tp"]
+    return Structure(
+        zero=int(zero), reshard=reshard, pipelined=sizes["pp"] > 1, compile=compiled, own_experts=own, **chosen
+    )
 
 
 def _virtual_stages(reader: Reader, schedule: str, pp: int) -> int:

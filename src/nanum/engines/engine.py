@@ -25,6 +25,7 @@ class Engine:
     conventions: Callable[[Model, Job, Structure], Conventions]
     layers_of_stage: Callable[[int, Any, Any], Any]
     rules: tuple[Rule, ...]
+    default_etp: Callable[[Any], Any] = lambda tp: 1  # of experts that are spread, beside tp
     default_reshard: Callable[[int], bool] = lambda pp: True  # are weights resharded after forward, with pp stages?
 
 

@@ -39,6 +39,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         stage_keeps_output=False,
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
+        expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
     )
 
 
@@ -83,4 +84,5 @@ MEGATRON = Engine(
     conventions=conventions,
     layers_of_stage=layers_of_stage,
     rules=RULES,
+    default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
 )

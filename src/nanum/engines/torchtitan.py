@@ -35,6 +35,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         grads_resident=False,
         units="root" if model.tie_word_embeddings else "ends",
         root_reshards=False,
+        expert_weights="before",  # models/moe: score_before_experts
     )
 
 
@@ -47,6 +48,13 @@ RULES = (
         "torchtitan",
         (0, 3),
         "FSDP2 is ZeRO-3 (--zero 3, with --reshard or --no-reshard), and --dp-shard 1 is plain data parallel",
+    ),
+    Rule(
+        "torchtitan has no tensor parallel within experts that are spread",
+        lambda model, job, cluster, layout: (layout.ep > 1) & (layout.etp > 1),
+        lambda model, job, cluster, layout: (
+            f"etp={layout.etp} beside ep={layout.ep} is not in this version of torchtitan (0.2.2 had it)"
+        ),
     ),
     Rule(
         "zero 0 with dp_shard > 1",

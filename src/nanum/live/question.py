@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanum.job import Job
-from nanum.layout import Layout, Structure
-from nanum.model import Attention, Layer, Mlp, Model
+from nanum.layout import Layout
+from nanum.model import Model
+from nanum.model.document import from_document
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,8 @@ class Question:
 
 
 def read(document: Mapping[str, Any]) -> Question:
-    model = dict(document["model"])
-    model["attention"], model["mlp"] = Attention(**model["attention"]), Mlp(**model["mlp"])
-    for name in ("leading", "alternates"):
-        model[name] = tuple(Layer(Attention(**kind["attention"]), Mlp(**kind["mlp"])) for kind in model.get(name, ()))
-    layout = dict(document["layout"])
-    layout["structure"] = Structure(**layout["structure"])
-    layout["rank_order"] = tuple(layout["rank_order"])
     given = ("name", "steps", "bucket_cap_mb", "seed", "checks", "bf16_exchange")
     others = {key: document[key] for key in given if key in document}
     layers = tuple(document["stage_layers"])
-    return Question(Model(**model), Job(**document["job"]), Layout(**layout), layers, **others)
+    model, layout = from_document(document["model"]), Layout.from_document(document["layout"])
+    return Question(model, Job(**document["job"]), layout, layers, **others)

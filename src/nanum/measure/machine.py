@@ -13,8 +13,8 @@ from nanum.cluster.measured import Exchange, Framework, Measured
 from nanum.cluster.parse import default_network
 from nanum.collectives import ring_steps, wire_bytes
 from nanum.job import Job
-from nanum.layout import Layout, Structure
-from nanum.model import Attention, Mlp, Model
+from nanum.layout import Layout
+from nanum.model.document import from_document
 from nanum.prediction import predict
 from nanum.program import Compute
 from nanum.units import MIB
@@ -88,9 +88,9 @@ def overhead_seconds(document: Document, cluster: Cluster) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for run in document.get("framework", ()):
-        layout = layout_of(run["layout"])
+        layout = Layout.from_document(run["layout"])
         alone = replace(cluster, gpus_per_node=int(layout.world))
-        predicted = predict(model_of(run["model"]), Job(**run["job"]), alone, layout, engine="torch")
+        predicted = predict(from_document(run["model"]), Job(**run["job"]), alone, layout, engine="torch")
         time, (step,) = predicted.time, predicted.steps
         (update,) = (node for node in step.optimizer if isinstance(node, Compute))
         parameter = "sharded_parameter" if update.sharded else "parameter"
@@ -103,14 +103,6 @@ def overhead_seconds(document: Document, cluster: Cluster) -> dict[str, float]:
             left = run["backward_seconds"] - (time.step_seconds - float(predicted.stage_times[0].optimizer_seconds))
             found[run["work"]] = max(0.0, left / calls)
     return found
-
-
-def model_of(table: Mapping[str, Any]) -> Model:
-    return Model(**{**table, "attention": Attention(**table["attention"]), "mlp": Mlp(**table["mlp"])})
-
-
-def layout_of(table: Mapping[str, Any]) -> Layout:
-    return Layout(**{**table, "structure": Structure(**table["structure"]), "rank_order": tuple(table["rank_order"])})
 
 
 def _best_matmuls(found: Measured) -> dict[str, float]:

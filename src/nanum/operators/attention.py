@@ -48,6 +48,15 @@ def flash_shape(t: Tape, q: Tensor, flops: Any) -> tuple[Any, Any, Any]:
     return rows, (flops / (2.0 * rows * head)) ** 0.5, head
 
 
+def _answers(q: Tensor, k: Tensor, v: Tensor, name: str) -> Tensor:
+    """Of each query's heads: as wide as values, where these are not as wide as keys (each head then has its own)."""
+    if v.dims == k.dims:
+        return q.like(name=name)
+    heads = q.split.get(q.dims[-1], ())
+    rows = {d: axes for d, axes in q.split.items() if d != q.dims[-1]}
+    return Tensor(name, v.dims, {**rows, **({v.dims[-1]: heads} if heads else {})}, q.dtype)
+
+
 def _keys(t: Tape, k: Tensor) -> Any:
     return t.shapes.part("S", k.split.get("S", ()))
 
@@ -85,8 +94,9 @@ def scratch(t: Tape, q: Tensor, k: Tensor, *, backward: bool = False) -> tuple[T
 
 def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Saves q, k, v, the output, and fp32 log-sum-exp of each row."""
-    out = q.like(name="attention")
-    lse, flops = log_sum_exp(q), flash_flops(t, q, _keys(t, k))
+    out = _answers(q, k, v, "attention")
+    lse, flops = log_sum_exp(q), (t.shapes.elements(q.dims, q.split) + t.shapes.elements(out.dims, out.split)) * 1.0
+    flops = flops * _keys(t, k)
     shape = flash_shape(t, q, flops)
     t.emit("attention", (q, k, v, *_mask(t, q, k)), (out, lse, *scratch(t, q, k)), flops, shape, attention=True)
 
@@ -121,7 +131,7 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tens
 
     t.then(probs, softmax_transpose)
     kept = dropout(t, probs, probability, "core_dropout")
-    out = q.like(name="core_values")
+    out = _answers(q, k, v, "core_values")
     t.emit("core_values", (kept, v), (out,), flops, shape)
 
     def values_transpose() -> None:

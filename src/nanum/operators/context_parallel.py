@@ -25,7 +25,9 @@ def context_attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: flo
     """
     if t.context == "ulysses":
         heads, keys, values = (t.resharded(x, _on_heads(x)) for x in (q, k, v))
-        return t.resharded(attention(t, heads, keys, values, probability), q.split)
+        out = attention(t, heads, keys, values, probability)
+        home = {out.dims[-1] if d == q.dims[-1] else d: axes for d, axes in q.split.items()}
+        return t.resharded(out, home)
     if t.context == "allgather":
         keys, values = (t.resharded(x, _whole_rows(x)) for x in (k, v))
         return attention(t, q, keys, values, probability)

@@ -20,9 +20,9 @@ def _statistic(x: Tensor, name: str, dtype: str = "fp32") -> Tensor:
 
 
 def _fused(t: Tape, x: Tensor, name: str, *, means: bool) -> Tensor:
-    weights = [t.weight(name, ("D",))]
+    weights = [t.weight(name, x.dims[-1:])]
     if means:
-        weights.append(t.weight(name + "_bias", ("D",)))
+        weights.append(t.weight(name + "_bias", x.dims[-1:]))
     y = x.like(name=name)
     dtype = x.dtype if t.conventions.half_statistics else "fp32"
     saved = [_statistic(x, name, dtype) for name in (("rstd", "mean") if means else ("rstd",))]
@@ -40,7 +40,7 @@ def _fused(t: Tape, x: Tensor, name: str, *, means: bool) -> Tensor:
 
 
 def _eager_rms(t: Tape, x: Tensor, name: str) -> Tensor:
-    w, row = t.weight(name, ("D",)), _statistic(x, "row")
+    w, row = t.weight(name, x.dims[-1:]), _statistic(x, "row")
     k = t.kernel
     xf = k("to_float", (x,), x, "fp32") if t.half else x
     # Where gradients of the input are summed: DTensor makes the local input a node of its own.

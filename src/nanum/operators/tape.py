@@ -64,6 +64,7 @@ class Tape:
     tp: tuple[str, ...]  # ("tp",) where tp > 1
     sequence_parallel: bool
     flash: bool = True
+    own_experts: bool = False  # do experts have a mesh of their own?
     context: str = "none"  # how attention meets the keys of other context-parallel ranks; none where cp = 1
     forward: list[Op] = field(default_factory=list)
     backward: list[Op] = field(default_factory=list)
@@ -209,7 +210,8 @@ class Tape:
         what = what or (source.category if source.category in ("params", "grads") else "activations")
         node = collective(self.shapes, kind, axes, before, after, self._phase, what)
         scratch = self._scratch(node)
-        if not self.conventions.dtensor or kind == "all_reduce" or what in ("params", "grads"):
+        of_experts = "E" in source.dims and "N" in source.dims  # slots lie as they are sent
+        if not self.conventions.dtensor or kind == "all_reduce" or what in ("params", "grads") or of_experts:
             self.ops.append(Op(kind, (source,), (after, *scratch), node))
             return
         if kind == "all_to_all":  # the pieces for each rank lie one after the other
@@ -245,7 +247,7 @@ class Tape:
         category: str = "activations",
         size: Any = None,
     ) -> Tensor:
-        """`a . b` as the rules lay it; the result may be a pending sum."""
+        """`a . b` as the rules lay it; the result may be a pending sum. A dim of both that is kept is a batch."""
         rule = contract(a, b, dims, want)
         a, b = self.move(a, rule.left), self.move(b, rule.right)
         out = Tensor(name, dims, rule.split, self.dtype, rule.partial, category, size=size)
@@ -255,7 +257,7 @@ class Tape:
             )
             return out
         kept_a = tuple(d for d in a.dims if d in dims)
-        kept_b = tuple(d for d in b.dims if d in dims)
+        kept_b = tuple(d for d in b.dims if d in dims and d not in a.dims)
         summed = tuple(d for d in a.dims if d not in dims)
         split = {**b.split, **a.split}
         m, n, k = (self.shapes.elements(d, split) for d in (kept_a, kept_b, summed))
@@ -299,11 +301,15 @@ class Tape:
         self.weight_grads[w] = dw
 
     def run_backward(self) -> None:
-        """Emit the transpose. What forward gathered is used again, unless the engine keeps only the shard."""
+        """Emit the transpose. What forward gathered is used again, unless the engine keeps only the shard (of all but
+        the slots of experts).
+        """
         self._phase = "backward"
         if self.conventions.regather:
             self._moved = {
-                k: new for k, new in self._moved.items() if not places(k[0].split).keys() - places(new.split).keys()
+                k: new
+                for k, new in self._moved.items()
+                if "N" in k[0].dims or not places(k[0].split).keys() - places(new.split).keys()
             }
         for transpose in reversed(self._transposes):
             transpose()

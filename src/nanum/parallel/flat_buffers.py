@@ -22,8 +22,9 @@ from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Around, Chain, Each
 from nanum.parallel.places import Direction, Part, Place
+from nanum.parallel.units import zero_axes
 from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
-from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes, Tensor, reshard
+from nanum.sharding import EXPERT_ZERO_AXES, ZERO_AXES, Shapes, Tensor, reshard
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,16 +65,25 @@ class Buffer:
 
 
 def buffer(
-    shapes: Shapes, weights: Iterable[Tensor], grads: Mapping[Tensor, Tensor], conventions: Conventions, zero: int
+    shapes: Shapes,
+    weights: Iterable[Tensor],
+    grads: Mapping[Tensor, Tensor],
+    conventions: Conventions,
+    zero: int,
+    *,
+    experts: bool,
 ) -> Buffer:
-    """The exchanges are derived from the flat dim's splits: gradients are a pending sum over the data ranks, wanted
-    split where ZeRO keeps the optimizer states (or the gradients) split, whole otherwise.
+    """Of those weights that lie on experts' own mesh, or of the others: they are exchanged among other ranks.
+
+    The exchanges are derived from the flat dim's splits: gradients are a pending sum over the data ranks, wanted split
+    where ZeRO keeps the optimizer states (or the gradients) split, whole otherwise.
     """
     n = conventions.numerics
     elements: Any = 0
     transient: Any = 0
     pending_tp: Any = 0
     sizes = []
+    weights = [w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES) == experts]
     for w in weights:
         size = shapes.elements(w.dims, w.split)
         elements = elements + size
@@ -83,8 +93,9 @@ def buffer(
         if "tp" in g.partial:
             pending_tp = pending_tp + size
     flat = Shapes(shapes.mesh, {"flat": elements})
-    cut = {"flat": ZERO_AXES} if zero else {}
-    pending = Tensor("flat_grads", ("flat",), {}, n.grad_dtype, (*BATCH_AXES, "cp"), "grads")
+    shards = EXPERT_ZERO_AXES if experts else ZERO_AXES
+    cut = {"flat": shards} if zero else {}
+    pending = Tensor("flat_grads", ("flat",), {}, n.grad_dtype, ("dp_replicate", *shards), "grads")
     _, moves = reshard(pending, cut)
     reduce = tuple(collective(flat, m.kind, m.axes, m.before, m.after, "backward", "grads") for m in moves)
     gather = None
@@ -102,11 +113,11 @@ class FlatBuffers:
     chain: Chain
     conventions: Conventions
     structure: Structure
-    buffers: Each[Buffer]
+    buffers: tuple[Each[Buffer], ...]  # of what lies on one mesh each
     data_ranks: Any
 
     def _total(self, field: str) -> Any:
-        return self.chain.total(field, self.buffers)
+        return sum(self.chain.total(field, each) for each in self.buffers)
 
     @property
     def _zero(self) -> int:
@@ -140,9 +151,11 @@ class FlatBuffers:
         """1 where buckets follow one another; only the first stage has several (distributed_data_parallel.py)."""
         return self.chain.stage.embeds if self._bucketed else 1
 
-    def _whole(self, which: Callable[[Buffer], Collective | None], ticket: str, phase: Phase, share: Any) -> list[Node]:
+    def _whole(
+        self, each: Each[Buffer], which: Callable[[Buffer], Collective | None], ticket: str, phase: Phase, share: Any
+    ) -> list[Node]:
         """One exchange of all that a stage has."""
-        found = [(which(self.buffers[part]), times) for part, times in self.chain.counted()]
+        found = [(which(each[part]), times) for part, times in self.chain.counted()]
         template = found[1][0]
         if template is None:
             return []
@@ -150,20 +163,22 @@ class FlatBuffers:
         wire = sum(c.wire_bytes * times for c, times in found if c)
         return self._start(replace(template, payload_bytes=payload, wire_bytes=wire), ticket, phase, share)
 
-    def _calls(self, template: Collective | None, ticket: str, phase: Phase, share: Any = 1) -> list[Node]:
+    def _calls(
+        self, each: Each[Buffer], template: Collective | None, ticket: str, phase: Phase, share: Any = 1
+    ) -> list[Node]:
         """The calls of a whole stage's buckets, without bytes: they went with the parts."""
         if template is None or not self._bucketed or (isinstance(share, int) and not share):
             return []
-        return [counted(template.started(phase, DATA_STREAM, ticket), self._bucket_count() * share)]
+        return [counted(template.started(phase, DATA_STREAM, ticket), self._bucket_count(each) * share)]
 
-    def _bucket_count(self) -> Any:
+    def _bucket_count(self, each: Each[Buffer]) -> Any:
         """Buckets of at least max(`bucket_elements`, 1e6 x data ranks) elements (Megatron's default); one bucket on a
         stage that is not the first.
         """
         stage = self.chain.stage
         least = most(self.conventions.bucket_elements, 1_000_000 * stage.take(self.data_ranks))
         least = where(stage.embeds > 0, least, 2**40)
-        return bucket_count(self.chain, [self.buffers.map(lambda b: b.sizes)], least, least)
+        return bucket_count(self.chain, [each.map(lambda b: b.sizes)], least, least)
 
     # --- forward and backward ---------------------------------------------------------------------------------------
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
@@ -175,15 +190,14 @@ class FlatBuffers:
     def _gathering(self, direction: Direction, around: Around) -> list[Node]:
         """Parts whose weights are gathered one ahead. ZeRO-3 holds them from their start until they are resharded."""
         by_parts = self._by_parts
-        template = self.buffers.layers[0].gather
 
         def starts(parts: list[tuple[Part, Any]]) -> list[Node]:
             nodes: list[Node] = []
             for part, presence in parts:
-                b = self.buffers[part]
                 if self._zero == 3:
-                    nodes.append(Held("params", self._gathered(b) * presence, "gathered parameters"))
-                nodes += self._start(b.gather, "gather", direction, presence * by_parts)
+                    nodes.append(Held("params", self._gathered(part) * presence, "gathered parameters"))
+                for each in self.buffers:
+                    nodes += self._start(each[part].gather, "gather", direction, presence * by_parts)
             return nodes
 
         def with_gather(place: Place) -> tuple[list[Node], list[Node]]:
@@ -191,21 +205,26 @@ class FlatBuffers:
             ahead = [Wait(DATA_STREAM, "gather"), *starts(self.chain.follows(place, direction))]
             if direction == "forward" and isinstance(place.part, int):  # with the last layer's
                 ends = sum(presence for part, presence in self.chain.follows(place, direction) if part == "head")
-                ahead += self._calls(template, "gather", direction, ends)
+                for each in self.buffers:
+                    ahead += self._calls(each, each.layers[0].gather, "gather", direction, ends)
             return [*ahead, *enter], leave
 
         begin = starts(self.chain.begins(direction))
         if self._bucketed:
-            begin += self._whole(lambda b: b.gather, "gather", direction, 1 - by_parts)
+            for each in self.buffers:
+                begin += self._whole(each, lambda b: b.gather, "gather", direction, 1 - by_parts)
         if direction == "forward":
             return [*begin, *self.chain.forward(with_gather, [])]
         return self.chain.backward(begin, with_gather)
 
-    def _gathered(self, b: Buffer) -> Any:
-        return b.gather.payload_bytes if b.gather else 0
+    def _of(self, part: Part) -> list[Buffer]:
+        return [each[part] for each in self.buffers]
+
+    def _gathered(self, part: Part) -> Any:
+        return sum(b.gather.payload_bytes for b in self._of(part) if b.gather)
 
     def _reshard(self, place: Place) -> list[Node]:
-        return [Held("params", -self._gathered(self.buffers[place.part]))] if self._zero == 3 else []
+        return [Held("params", -self._gathered(place.part))] if self._zero == 3 else []
 
     def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
         """Gradients are reduced in the last backward or, where they are stored split, in each."""
@@ -214,19 +233,21 @@ class FlatBuffers:
         frees = self.structure.reshard or last or not pipelined
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
-            b = self.buffers[place.part]
+            buffers = self._of(place.part)
+            transient = sum(b.transient_grads_bytes for b in buffers)
             leave = self._reshard(place) if frees else []
             if zero < 2:
-                leave.append(Held("grads", -b.transient_grads_bytes))
+                leave.append(Held("grads", -transient))
                 if last:
-                    leave += [node for c in b.reduce for node in self._start(c, "reduce", "backward", self._by_parts)]
+                    reduce = [c for b in buffers for c in b.reduce]
+                    leave += [node for c in reduce for node in self._start(c, "reduce", "backward", self._by_parts)]
                 return [], leave
-            size = b.elements * ITEMSIZE[n.grad_dtype]
+            size = sum(b.elements for b in buffers) * ITEMSIZE[n.grad_dtype]
             leave += [
                 Held("buffers", size, "input of the reduction"),
-                Compute("copy_in", "backward", 0.0, b.transient_grads_bytes + size, n.grad_dtype),
-                Held("grads", -b.transient_grads_bytes),
-                *(node for c in b.reduce for node in self._start(c, "reduce", "backward")),
+                Compute("copy_in", "backward", 0.0, transient + size, n.grad_dtype),
+                Held("grads", -transient),
+                *(node for b in buffers for c in b.reduce for node in self._start(c, "reduce", "backward")),
                 Held("buffers", -size),
             ]
             return [], leave
@@ -236,10 +257,11 @@ class FlatBuffers:
         else:
             nodes = self.chain.backward([], around)
         if zero >= 2 or last:
-            for i, c in enumerate(self.buffers.layers[0].reduce):
-                if self._bucketed:
-                    nodes += self._whole(lambda b, i=i: b.reduce[i], "reduce", "backward", 1 - self._by_parts)  # type: ignore[misc]
-                nodes += self._calls(c, "reduce", "backward")
+            for each in self.buffers:
+                for i, c in enumerate(each.layers[0].reduce):
+                    if self._bucketed:
+                        nodes += self._whole(each, lambda b, i=i: b.reduce[i], "reduce", "backward", 1 - self._by_parts)  # type: ignore[misc]
+                    nodes += self._calls(each, c, "reduce", "backward")
             nodes.append(Wait(DATA_STREAM, "reduce"))
         return nodes
 

@@ -86,8 +86,7 @@ class FullyShard:
 
     def _start(self, unit: Unit, direction: Direction, presence: Any = 1) -> Iterable[Node]:
         """Start a unit's gather: its shard is copied into the flat buffer first, in the dtype that is sent."""
-        gather = unit.gather
-        if gather is None:
+        if not unit.gathers:
             return ()
         made_of = "gather", unit, direction, presence
         dtype = self.conventions.numerics.compute_dtype
@@ -95,7 +94,8 @@ class FullyShard:
 
         def make() -> Iterable[Node]:
             yield copy("copy", direction, size, dtype)
-            yield gather.started(direction, DATA_STREAM, "gather", presence)
+            for gather in unit.gathers:
+                yield gather.started(direction, DATA_STREAM, "gather", presence)
 
         return self._once(made_of, make)
 

@@ -12,21 +12,28 @@ from nanum.arrays import most
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.operators.tape import collective
 from nanum.program import Collective, Phase
-from nanum.sharding import ZERO_AXES, Shapes, Split, Tensor, places, reshard
+from nanum.sharding import EXPERT_ZERO_AXES, ZERO_AXES, Shapes, Split, Tensor, places, reshard
 
 
 def stored(w: Tensor, dim: str | None = None) -> Split:
-    """ZeRO's split of a weight: its first dim, cut further over the axes that do not already cut it."""
+    """ZeRO's split of a weight: its first dim, cut further over the axes that do not already cut it. Of experts it is
+    each expert's first: there may be fewer experts than ranks.
+    """
     have = places(w.split)
-    dim = dim or w.dims[0]
-    return {**w.split, dim: (*w.split.get(dim, ()), *(a for a in ZERO_AXES if a not in have))}
+    dim = dim or w.dims[1 if w.dims[0] == "E" and len(w.dims) > 2 else 0]
+    return {**w.split, dim: (*w.split.get(dim, ()), *(a for a in zero_axes(w) if a not in have))}
+
+
+def zero_axes(w: Tensor) -> tuple[str, ...]:
+    """The axes over which ZeRO may split a weight, and what belongs to it."""
+    return EXPERT_ZERO_AXES if "ep" in w.stays else ZERO_AXES
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
     """Bytes and exchanges of one unit, on one rank."""
 
-    gather: Collective | None
+    gathers: tuple[Collective, ...]  # one for each mesh that weights are stored over
     reduce: tuple[Collective, ...]
     tp_sum: Collective | None  # of norm weights, where it was left for the reduction
     elements: Any  # as computed with
@@ -55,7 +62,8 @@ class Unit:
 
         reduce = tuple(c.times(presence, take) for c in self.reduce)
         return Unit(
-            scaled(self.gather), reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
+            tuple(c.times(presence, take) for c in self.gathers),
+            reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
             scale(self.padded_elements),
             scale(self.own_elements), scale(self.largest_elements), scale(self.tensors), scale(self.weights_bytes),
             scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes),
@@ -67,8 +75,8 @@ class Unit:
         has one.
         """
         return Unit(
-            _joined(self.gather, other.gather),
-            tuple(_add(a, b) for a, b in zip(self.reduce, other.reduce, strict=True)),
+            _joined(self.gathers, other.gathers),
+            _joined(self.reduce, other.reduce),
             _both(self.tp_sum, other.tp_sum),
             self.elements + other.elements,
             self.stored_elements + other.stored_elements,
@@ -103,8 +111,13 @@ def as_dtype(c: Collective, dtype: str) -> Collective:
     return replace(c, dtype=dtype, payload_bytes=c.payload_bytes * new // old, wire_bytes=c.wire_bytes * new // old)
 
 
-def _joined(a: Collective | None, b: Collective | None) -> Collective | None:
-    return _add(a, b) if a and b else a or b
+def _joined(ours: tuple[Collective, ...], theirs: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """Exchanges of one kind over the same axes are one."""
+    found: dict[tuple[str, tuple[str, ...]], Collective] = {}
+    for c in (*ours, *theirs):
+        key = c.kind, c.axes
+        found[key] = _add(found[key], c) if key in found else c
+    return tuple(found.values())
 
 
 def _both(a: Collective | None, b: Collective | None) -> Collective | None:
@@ -131,10 +144,9 @@ def unit(
     beside `sharded_size`). Where weights are stored `whole`, their gradients are wanted whole by all data ranks.
     """
     weights, own = tuple(weights), shapes
-    shapes = own.first(ZERO_AXES)
     numerics = conventions.numerics
-    gather: Collective | None = None
-    reduce: dict[str, Collective] = {}
+    gathers: tuple[Collective, ...] = ()
+    reduce: tuple[Collective, ...] = ()
     tp_sum: Collective | None = None
     elements: Any = 0
     stored_elements: Any = 0
@@ -146,12 +158,14 @@ def unit(
     shard_bytes: Any = 0
     grads_bytes: Any = 0
     for w in weights:
+        axes = zero_axes(w)
+        shapes = own.first(axes)
         at_rest = w if whole else w.like(split=stored(w))
         for m in reshard(at_rest, w.split)[1]:
             node = collective(shapes, m.kind, m.axes, m.before, m.after, "forward", "params")
-            gather = _joined(gather, node)
+            gathers = _joined(gathers, (node,))
         shard = shapes.elements(w.dims, at_rest.split)
-        ranks = shapes.ranks(a for a in ZERO_AXES)
+        ranks = shapes.ranks(axes)
         gather_bytes = gather_bytes + shard * ranks * ITEMSIZE[w.dtype]
         elements = elements + shapes.elements(w.dims, w.split)
         stored_elements = stored_elements + shard
@@ -166,12 +180,12 @@ def unit(
         due = tuple(a for a in g.partial if a != "tp")
         for m in reshard(g.like(size=None), at_rest.split, dtype=numerics.grad_dtype, only=due)[1]:
             node = collective(shapes, m.kind, m.axes, m.before, m.after, phase, "grads")
-            reduce[m.kind] = _add(reduce[m.kind], node) if m.kind in reduce else node
+            reduce = _joined(reduce, (node,))
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
     return Unit(
-        gather, tuple(reduce.values()), tp_sum, elements, stored_elements, padded_elements, own_elements,
-        largest_elements, len(weights), gather_bytes, gather_bytes, grads_bytes, shapes.bytes(grads[weights[-1]]),
-        reduce_bytes, shard_bytes, tuple(shapes.elements(w.dims, w.split) for w in weights),
+        gathers, reduce, tp_sum, elements, stored_elements, padded_elements, own_elements,
+        largest_elements, len(weights), gather_bytes, gather_bytes, grads_bytes, own.bytes(grads[weights[-1]]),
+        reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
         tuple(bool(w.stays) for w in weights),
     )  # fmt: skip

@@ -101,7 +101,9 @@ def consistent(layout: Layout) -> Layout:
     s = layout.structure
     tensor = "none" if layout.tp == 1 else "tensor" if s.tensor == "none" else s.tensor
     cp_kind = "none" if layout.cp == 1 else "ring" if s.cp_kind == "none" else s.cp_kind
-    return replace(layout, structure=replace(s, pipelined=bool(layout.pp > 1), tensor=tensor, cp_kind=cp_kind))
+    own = bool(layout.ep > 1) or s.own_experts
+    pipelined = bool(layout.pp > 1)
+    return replace(layout, structure=replace(s, pipelined=pipelined, tensor=tensor, cp_kind=cp_kind, own_experts=own))
 
 
 def reasons(model: Model, job: Job, cluster: Cluster, layout: Layout, engine: Engine) -> list[str]:
@@ -143,7 +145,7 @@ class Prediction:
     def memory(self) -> tuple[StageMemory, ...]:
         at = self.layout
         axes = frozenset(group for step in self.steps for group in axes_of(step.program))
-        context = int(context_bytes(axes, at.sizes))
+        context = int(context_bytes(axes, at.mesh))
         found = []
         for i, step in enumerate(self.steps):
             m = moment(step.program)
@@ -222,11 +224,9 @@ class Prediction:
         return tuple(rows)
 
     def _row(self, stage: int, key: Key, total: Total, seconds: float, exposed_seconds: float) -> Row:
-        sizes = self.layout.sizes
-        axes = [a for a in self.layout.rank_order if a in key.axes and sizes[a] > 1]
         return Row(
             stage=stage,
-            axis="+".join(axes),
+            axis=self.layout.named(key.axes),
             kind=key.kind,
             phase=key.phase,
             what=key.what,

@@ -124,6 +124,8 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
     s = layout.structure
     return {
         **{a: int(getattr(layout, a)) for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp")},
+        "ep": int(layout.ep),
+        "etp": int(layout.etp if s.own_experts else layout.tp),
         "micro_batch_size": int(layout.micro_batch_size),
         "num_microbatches": int(num_microbatches),
         "zero": s.zero,

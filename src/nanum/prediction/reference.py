@@ -11,7 +11,7 @@ from nanum.account.traffic import flops
 from nanum.build import build, emit_bodies
 from nanum.job import Job
 from nanum.layout import Layout, Structure
-from nanum.model import Model
+from nanum.model import Experts, Model
 from nanum.sharding import Shapes, Tensor
 
 
@@ -38,9 +38,15 @@ def reference(model: Model, seq_len: int) -> Reference:
     each = parts.shapes.zip(parts.bodies).map(lambda both: elements(both[0], both[1].weights))
     shared = elements(parts.shapes.embedding, [parts.table]) if model.tie_word_embeddings else 0
     layers = sum(times * each.layers[kind] for times, kinds in model.runs for kind in kinds)
-    total = each.embedding + layers + each.head
+    total = each.embedding + layers + each.head + sum(times * _corrections(model, kinds) for times, kinds in model.runs)
     step = build(model, job, layout, engine, 0, bodies)
     return Reference(total - shared, float(flops(step.program)))
+
+
+def _corrections(model: Model, kinds: Iterable[int]) -> int:
+    """What routers add to their scores for the choice, which no gradient moves: files have it beside the weights."""
+    mixtures = [e for e in (model.kinds[kind].mlp for kind in kinds) if isinstance(e, Experts)]
+    return sum(e.num_experts for e in mixtures if e.correction_bias)
 
 
 def parameters(model: Model) -> int:

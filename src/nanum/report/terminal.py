@@ -20,7 +20,7 @@ from nanum.units import (
     format_seconds,
 )
 
-AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
 RANKING = ("", "layout", "step", "tokens/s\na GPU", "MFU", "GiB", "bubble")
 MEMORY = ("stage", "params", "grads", "optimizer\nstates", "activations", "buffers", "peak\nallocated")
 COMMUNICATION = ("what", "calls", "payload\nGB", "wire\nGB", "time", "exposed")
@@ -108,6 +108,8 @@ def flags_of(document: Document) -> str:
         words.append(f"--cp-kind {at['cp_kind']}")
     if at["pp"] > 1:
         words.append(f"--schedule {at['schedule']}")
+    if at["ep"] > 1:
+        words.append(f"--etp {at['etp']}")
     if at["rank_order"] != ",".join(RANK_ORDER):
         words.append(f"--rank-order {at['rank_order']}")
     if at["attention"] != "flash":

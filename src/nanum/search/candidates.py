@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
+from math import gcd
 
 import numpy as np
 
@@ -12,10 +13,10 @@ from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Recompute, Schedule, Structure, TensorParallel
-from nanum.model import Model
+from nanum.model import Experts, Model
 from nanum.rules import GENERAL, WORLD, Rule
 
-SIZES = ("dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size")
+SIZES = ("dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "ep")
 SCHEDULES: dict[bool, tuple[Schedule, ...]] = {True: ("1f1b", "gpipe"), False: ("1f1b",)}
 LARGEST_MICRO_BATCH = 16
 """Sequences of one micro-batch that are tried, in powers of two."""
@@ -31,9 +32,8 @@ class Group:
         return len(self.layout.tp)
 
     def at(self, chosen: np.ndarray) -> Group:
-        return Group(
-            Layout(**{f: getattr(self.layout, f)[chosen] for f in (*SIZES, "cp")}, structure=self.layout.structure)
-        )
+        sizes = {f: getattr(self.layout, f)[chosen] for f in (*SIZES, "cp", "etp")}
+        return Group(Layout(**sizes, structure=self.layout.structure))
 
 
 @dataclass
@@ -59,20 +59,35 @@ def splits(gpus: int) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
-def structures(engine: Engine, like: Structure) -> list[Structure]:
+def structures(engine: Engine, like: Structure, *, experts: bool = False) -> list[Structure]:
     """Every structure of the ways that the engine has, with the kernels of `like`. With one stage a schedule is none,
-    with tp = 1 there is nothing to split.
+    with tp = 1 there is nothing to split; `experts` that are spread have a mesh of their own.
     """
     tensors: tuple[TensorParallel, ...] = ("none", "tensor", "sequence")
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     return [
-        Structure(zero, reshard, tensor, recompute, schedule, pipelined, like.attention, like.compile)
-        for zero, tensor, recompute, pipelined in product(
-            engine.searched_zero_stages, tensors, recomputes, (False, True)
+        replace(
+            like,
+            zero=zero,
+            reshard=reshard,
+            tensor=tensor,
+            recompute=recompute,
+            schedule=schedule,
+            pipelined=pipelined,
+            own_experts=own,
+        )
+        for own, zero, tensor, recompute, pipelined in product(
+            (False, True) if experts else (False,), engine.searched_zero_stages, tensors, recomputes, (False, True)
         )
         for reshard in ((True, False) if zero == 3 else (True,))
         for schedule in SCHEDULES[pipelined]
     ]
+
+
+def spread(model: Model, gpus: int) -> np.ndarray:
+    """The sizes of expert parallelism that are tried: what divides the experts of every kind of layer, and the GPUs."""
+    common = gcd(*(layer.mlp.num_experts for layer in model.kinds if isinstance(layer.mlp, Experts)))
+    return np.array([n for n in divisors(common) if gpus % n == 0] if common else [1], np.int64)
 
 
 def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: Structure | None = None) -> Candidates:
@@ -82,18 +97,21 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
     found = Candidates()
     micro = 2 ** np.arange(int(np.log2(LARGEST_MICRO_BATCH)) + 1)
     table = splits(cluster.gpus)
-    table = np.concatenate([np.repeat(table, len(micro), 0), np.tile(micro, len(table))[:, None]], axis=1)
-    tp, pp = table[:, 2], table[:, 3]
+    for tried in (micro, spread(model, cluster.gpus)):
+        table = np.concatenate([np.repeat(table, len(tried), 0), np.tile(tried, len(table))[:, None]], axis=1)
+    tp, pp, ep = table[:, 2], table[:, 3], table[:, 5]
     rules = [rule for rule in (*GENERAL, *engine.rules) if rule is not WORLD]
-    for structure in structures(engine, like or Structure()):
+    for structure in structures(engine, like or Structure(), experts=bool(ep.max() > 1)):
         here = ((tp > 1) == (structure.tensor != "none")) & ((pp > 1) == structure.pipelined)
+        here &= (ep > 1) == structure.own_experts
         rows = table[here]
         if not len(rows):
             continue
         found.enumerated += len(rows)
-        group = Group(
-            Layout(**dict(zip(SIZES, rows.T, strict=True)), cp=np.ones(len(rows), np.int64), structure=structure)
-        )
+        one = np.ones(len(rows), np.int64)
+        within = engine.default_etp(rows[:, 2]) if structure.own_experts else rows[:, 2]
+        sizes = dict(zip(SIZES, rows.T, strict=True))
+        group = Group(Layout(**sizes, cp=one, etp=one * within, structure=structure))
         possible = _possible(rules, model, job, cluster, group, found.impossible)
         if possible.any():
             found.groups.append(group.at(possible))

@@ -119,7 +119,7 @@ def read(question: Question, found: list[Group], progress: Progress | None = Non
 def _emission(s: Structure) -> tuple[Any, ...]:
     """Structures of equal keys have the same bodies, but for what a layer keeps."""
     defers = s.pipelined or s.grad_sync == "last"
-    return s.zero, s.tensor, s.attention, s.compile, defers and s.tensor == "sequence"
+    return s.zero, s.tensor, s.attention, s.compile, s.own_experts, defers and s.tensor == "sequence"
 
 
 def _same_actions(s: Structure) -> tuple[Any, ...]:
@@ -164,7 +164,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         used = peak(step.program, memory_known).peak
         pp = group.layout.pp
         worst = np.maximum.reduceat(np.broadcast_to(used, stage.shape), np.cumsum(pp) - pp)
-        at_device = reserved_bytes(worst) + context_bytes(axes, group.layout.sizes)
+        at_device = reserved_bytes(worst) + context_bytes(axes, group.layout.mesh)
         fits = at_device <= question.cluster.chip.memory_bytes.value
         m = question.job.num_microbatches(group.layout.micro_batch_size, group.layout.data_ranks)
         seconds = (
@@ -217,7 +217,7 @@ def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidat
 
 def divided(layout: Layout) -> tuple[str, ...]:
     """The axes that divide something."""
-    return tuple(a for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp") if np.max(getattr(layout, a)) > 1)
+    return tuple(a for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep") if np.max(getattr(layout, a)) > 1)
 
 
 def _exact(

@@ -48,8 +48,7 @@ class Expected:
     def ledger(self) -> Ledger:
         rows: Ledger = {}
         for key, total in traffic(self.step.program).items():
-            axes = (axis for axis in self.layout.rank_order if axis in key.axes and self.layout.sizes[axis] > 1)
-            row = RowKey("+".join(axes), key.kind, key.phase, key.dtype, int(total.group_size))
+            row = RowKey(self.layout.named(key.axes), key.kind, key.phase, key.dtype, int(total.group_size))
             before = rows.get(row, Counted(0, 0))
             rows[row] = Counted(before.calls + int(total.calls), before.payload_bytes + int(total.payload_bytes))
         return rows

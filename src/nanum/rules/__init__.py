@@ -7,9 +7,7 @@ not a whole number of at least 1 is a reason of its own, and the rules that divi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import prod
-from numbers import Integral
 from typing import Any, get_args
 
 from nanum.cluster import Cluster
@@ -24,55 +22,27 @@ from nanum.layout import (
     Schedule,
     TensorParallel,
 )
-from nanum.model import Attention, Experts, Layer, Mlp, Model
+from nanum.model import Experts, Layer, Mlp, Model
+from nanum.rules.experts import OF_EXPERTS
+from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
+
+__all__ = ["GENERAL", "OF_JOB", "OF_LAYOUT", "Rule", "broken"]
 
 MOST_BYTES = 2**62  # byte counts are 64-bit integers; a factor of two is left for sums
 
 
-@dataclass(frozen=True)
-class Rule:
-    """`why` names the rule where refused layouts are counted. `broken` is a bool, or an array of them where the sizes
-    that it reads are arrays (a rule that reads none answers with one bool). `say` puts it in words for one layout."""
-
-    why: str
-    broken: Callable[[Model, Job, Cluster, Layout], Any]
-    say: Callable[[Model, Job, Cluster, Layout], str]
-
-
 def broken(rules: Iterable[Rule], model: Model, job: Job, cluster: Cluster, layout: Layout) -> list[str]:
     """Every reason why one layout is impossible; empty when it is possible."""
-    if not all(_is_whole(read(job, layout)) for read in SIZES.values()):
+    if not all(is_whole(read(job, layout)) for read in SIZES.values()):
         rules = [rule for rule in rules if rule in SIZE_RULES.values()]  # nothing can be computed with such a size
     return [rule.say(model, job, cluster, layout) for rule in rules if rule.broken(model, job, cluster, layout)]
-
-
-def _is_whole(size: Any) -> bool:
-    dtype = getattr(size, "dtype", None)  # of an array, or of one number out of it
-    return dtype.kind in "iu" if dtype is not None else isinstance(size, Integral) and not isinstance(size, bool)
-
-
-def _fails_to_divide(size: Any, whole: Any) -> Any:
-    """Sizes below 1 are another rule's; 1 stands in their place, so that nothing is divided by zero."""
-    positive = size >= 1
-    return (whole % (size * positive + (size < 1)) != 0) & positive & (whole >= 1)
-
-
-def _any_fails(size: Any, wholes: Iterable[int]) -> Any:
-    found: Any = False
-    for whole in wholes:
-        found = found | _fails_to_divide(size, whole)
-    return found
-
-
-def _distinct(sizes: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys(sizes))
 
 
 def _size_of_layout(name: str) -> Callable[[Job, Layout], Any]:
     return lambda job, layout: getattr(layout, name)
 
 
-LAYOUT_SIZES = (*AXES, "micro_batch_size")
+LAYOUT_SIZES = (*AXES, "ep", "etp", "micro_batch_size")
 SIZES: dict[str, Callable[[Job, Layout], Any]] = {
     **{name: _size_of_layout(name) for name in LAYOUT_SIZES},
     "seq_len": lambda job, layout: job.seq_len,
@@ -95,11 +65,11 @@ def _size_rule(name: str) -> Rule:
 
     def is_broken(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
         size = read(job, layout)
-        return size < 1 if _is_whole(size) else True
+        return size < 1 if is_whole(size) else True
 
     def say(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str:
         size = read(job, layout)
-        if not _is_whole(size):
+        if not is_whole(size):
             return f"{name}={size} is not a whole number"
         return f"{name}={size} is {'zero' if size == 0 else 'negative'}, and must be at least 1"
 
@@ -139,11 +109,7 @@ def _widest(layer: Layer) -> int:
 
 def _without_block(model: Model) -> list[str]:
     """What of a model no block states yet."""
-    experts = any(not isinstance(layer.mlp, Mlp) for layer in model.kinds)
-    latent = any(not isinstance(layer.attention, Attention) for layer in model.kinds)
     named = {
-        "experts": experts,
-        "latent attention": latent,
         "other than pre-norm layers": model.placement != "pre",
     }
     return [name for name, has in named.items() if has]
@@ -160,7 +126,7 @@ def _product(layout: Layout, *axes: str) -> str:
 def _virtual_stages(layout: Layout) -> str | None:
     """Why a schedule does not have that many stages a rank."""
     schedule, count = layout.structure.schedule, layout.structure.virtual_stages
-    if not _is_whole(count) or count < 1:
+    if not is_whole(count) or count < 1:
         return f"virtual_stages={count} is not a whole number of at least 1"
     if schedule in ONE_CHUNK and count > 1:
         return f"schedule={schedule} has one stage a rank, not virtual_stages={count}: use {', '.join(SEVERAL_CHUNKS)}"
@@ -193,27 +159,33 @@ RANK_ORDER = Rule(
 
 
 def _attention_heads(model: Model) -> list[int]:
-    return _distinct(layer.attention.num_attention_heads for layer in model.kinds)
+    return distinct(layer.attention.num_attention_heads for layer in model.kinds)
 
 
 def _grouped_heads(model: Model) -> list[int]:
     """Heads of keys, where a layer has fewer of them than of queries: else they are said of the latter."""
     pairs = ((a.num_key_value_heads, a.num_attention_heads) for a in (layer.attention for layer in model.kinds))
-    return _distinct(keys for keys, queries in pairs if keys != queries)
+    return distinct(keys for keys, queries in pairs if keys != queries)
 
 
 def _widths(model: Model) -> list[int]:
-    return _distinct(width for layer in model.kinds for width in layer.widths)
+    return distinct(width for layer in model.kinds for width in _dense_widths(layer))
+
+
+def _dense_widths(layer: Layer) -> list[int]:
+    """Of what tp divides, whatever becomes of experts."""
+    shared = layer.mlp if isinstance(layer.mlp, Mlp) else layer.mlp.shared
+    return [shared.intermediate_size] if shared else []
 
 
 def _divides_rule(name: str, sizes: Callable[[Model], list[int]], remark: Callable[[Model], str] | None = None) -> Rule:
     """tp must divide a size of every kind of layer."""
 
     def is_broken(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
-        return _any_fails(layout.tp, sizes(model))
+        return any_fails(layout.tp, sizes(model))
 
     def say(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str:
-        size = next(size for size in sizes(model) if _fails_to_divide(layout.tp, size))
+        size = next(size for size in sizes(model) if fails_to_divide(layout.tp, size))
         return f"tp={layout.tp} does not divide {name}={size}" + (remark(model) if remark else "")
 
     return Rule(f"tp does not divide {name}", is_broken, say)
@@ -228,22 +200,22 @@ SEQUENCE = Rule(
     "tp does not divide seq_len under sequence parallel",
     lambda model, job, cluster, layout: (
         (
-            _fails_to_divide(layout.tp, job.seq_len)
+            fails_to_divide(layout.tp, job.seq_len)
             | (
-                _fails_to_divide(layout.cp * layout.tp, job.seq_len)
-                & (_fails_to_divide(layout.cp, job.seq_len) == 0)  # else said of cp
+                fails_to_divide(layout.cp * layout.tp, job.seq_len)
+                & (fails_to_divide(layout.cp, job.seq_len) == 0)  # else said of cp
             )
         )
         & (layout.structure.tensor == "sequence")
     ),
     lambda model, job, cluster, layout: (
-        f"{_product(layout, *(() if _fails_to_divide(layout.tp, job.seq_len) else ('cp',)), 'tp')} "
+        f"{_product(layout, *(() if fails_to_divide(layout.tp, job.seq_len) else ('cp',)), 'tp')} "
         f"does not divide seq_len={job.seq_len}, under sequence parallel"
     ),
 )
 CONTEXT_SEQUENCE = Rule(
     "cp does not divide seq_len",
-    lambda model, job, cluster, layout: _fails_to_divide(layout.cp, job.seq_len),
+    lambda model, job, cluster, layout: fails_to_divide(layout.cp, job.seq_len),
     lambda model, job, cluster, layout: f"cp={layout.cp} does not divide seq_len={job.seq_len}",
 )
 
@@ -252,10 +224,10 @@ def _heads_rule(name: str) -> Rule:
     """Ulysses gives each of cp·tp ranks whole heads. Where tp alone does not divide them, that is said instead."""
 
     def heads(model: Model) -> list[int]:
-        return _distinct(getattr(layer.attention, name) for layer in model.kinds)
+        return distinct(getattr(layer.attention, name) for layer in model.kinds)
 
     def fails(layout: Layout, count: int) -> Any:
-        return _fails_to_divide(layout.cp * layout.tp, count) & (_fails_to_divide(layout.tp, count) == 0)
+        return fails_to_divide(layout.cp * layout.tp, count) & (fails_to_divide(layout.tp, count) == 0)
 
     def is_broken(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
         found: Any = False
@@ -282,7 +254,7 @@ RING_KERNEL = Rule(
 )
 BATCH = Rule(
     "micro_batch_size times the data-parallel ranks does not divide global_batch_size",
-    lambda model, job, cluster, layout: _fails_to_divide(
+    lambda model, job, cluster, layout: fails_to_divide(
         layout.micro_batch_size * layout.data_ranks, job.global_batch_size
     ),
     lambda model, job, cluster, layout: (
@@ -327,7 +299,7 @@ SCHEDULE_TIME = Rule(
 POSITIONS = Rule(
     "seq_len exceeds the rows of the learned positions",
     lambda model, job, cluster, layout: (
-        model.position == "learned" and _is_whole(job.seq_len) and job.seq_len > model.max_position_embeddings
+        model.position == "learned" and is_whole(job.seq_len) and job.seq_len > model.max_position_embeddings
     ),
     lambda model, job, cluster, layout: (
         f"seq_len={job.seq_len} exceeds max_position_embeddings={model.max_position_embeddings}, "
@@ -337,7 +309,7 @@ POSITIONS = Rule(
 TOO_LARGE_TO_COUNT = Rule(
     "byte counts would not fit 64 bits",
     lambda model, job, cluster, layout: (
-        _is_whole(job.seq_len) and _is_whole(job.global_batch_size) and _rough_bytes(model, job, layout) > MOST_BYTES
+        is_whole(job.seq_len) and is_whole(job.global_batch_size) and _rough_bytes(model, job, layout) > MOST_BYTES
     ),
     lambda model, job, cluster, layout: (
         f"seq_len={job.seq_len} and global_batch_size={job.global_batch_size}: too large to count the bytes of a step"
@@ -383,6 +355,7 @@ OF_LAYOUT = (
     CONTEXT_SEQUENCE,
     *(_heads_rule(name) for name in ("num_attention_heads", "num_key_value_heads")),
     RING_KERNEL,
+    *OF_EXPERTS,
     VIRTUAL_STAGES,
     NO_PIPELINE,
     SCHEDULE_TIME,

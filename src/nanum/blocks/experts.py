@@ -1,0 +1,78 @@
+"""A layer's experts in place of its feed-forward block: routed ones, and those that every token goes through."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from nanum.blocks.body import Streams
+from nanum.model import Experts, Mlp
+from nanum.operators.elementwise import pointwise, residual, swiglu
+from nanum.operators.experts import combine, expert_linear, route, scaled, spread
+from nanum.operators.matmul import linear
+from nanum.operators.tape import Tape
+from nanum.sharding import Split, Tensor
+
+
+def expert_dims(e: Experts, tokens: Any) -> dict[str, Any]:
+    """Global sizes: each expert has an equal share of the slots that `tokens` need."""
+    return {
+        "E": e.num_experts,
+        "N": -(-tokens * e.num_experts_per_tok // e.num_experts),
+        "choices": e.num_experts_per_tok,
+        "F": e.expert.intermediate_size,
+        "G": e.shared.intermediate_size if e.shared else 0,
+        "one": 1,
+    }
+
+
+def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
+    """What the experts make of h [B, S, D], in its split: of each token the sum of its few experts' answers, each
+    scaled by the router, and the shared experts'.
+
+    Experts are split over `ep`, and each over `etp`; on the mesh of all other weights each is split over `tp`.
+    """
+    choice = route(t, h, own=t.own_experts, bias=e.router_bias)
+    when = t.conventions.expert_weights
+    slots = spread(t, choice)
+    if when == "before":
+        slots = scaled(t, slots, choice)
+    split: Split = {"E": ("ep",), "F": ("etp",)} if t.own_experts else {"F": t.tp} if t.tp else {}
+    column = partial(_column, t, slots, split, e.expert)
+    inner = swiglu(t, column) if e.expert.gated else pointwise(t, e.expert.activation, (column("up"),))
+    if when == "inside":
+        inner = scaled(t, inner, choice, saves="activation" not in t.conventions.fused)
+    out = expert_linear(t, inner, "expert_down", "D", "F", split, bias=e.expert.bias)
+    if when == "after":
+        out = scaled(t, t.resharded(out, choice.slots), choice)
+    y = combine(t, out, choice)
+    return y if e.shared is None else residual(t, y, _shared(t, h, e, e.shared, splits))
+
+
+def _column(t: Tape, slots: Tensor, split: Split, expert: Mlp, name: str) -> Tensor:
+    return expert_linear(t, slots, f"expert_{name}", "F", "D", split, bias=expert.bias)
+
+
+def _shared(t: Tape, h: Tensor, e: Experts, mlp: Mlp, splits: Streams) -> Tensor:
+    """A feed-forward block of its own width, which may be scaled by a sigmoid."""
+    split = {"G": t.tp} if t.tp else {}
+
+    def column(name: str) -> Tensor:
+        return linear(t, h, f"shared_{name}", ("G", "D"), split, ("B", "S", "G"), {**splits.whole, **split})
+
+    inner = swiglu(t, column) if mlp.gated else pointwise(t, mlp.activation, (column("up"),))
+    out = linear(t, inner, "shared_down", ("D", "G"), split, ("B", "S", "D"), splits.stream)
+    if not e.shared_gate:
+        return out
+    gate = linear(t, h, "shared_gate", ("one", "D"), {}, ("B", "S", "one"), h.split)
+    sigmoid = pointwise(t, "sigmoid", (gate,))
+    t.emit("scale", (out, sigmoid), (y := out.like(name="shared"),))
+
+    def transpose() -> None:
+        d = t.grad(y)
+        new = out.like(name="d_shared"), sigmoid.like(name="d_sigmoid")
+        t.emit("d_scale", (d, out, sigmoid), new)
+        t.add_grad(out, new[0])
+        t.add_grad(sigmoid, new[1])
+
+    return t.then(y, transpose)

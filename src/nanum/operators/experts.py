@@ -1,0 +1,128 @@
+"""A mixture of experts: each token is sent to a few of them, and what they make of it is brought back.
+
+Token slots are [E, N, D]: of each expert, as many rows as tokens chose it, evenly. Before they are sent, a rank's slots
+are its own tokens' (N is split as tokens are); afterwards they are its own experts' (E is split over `ep`). An axis
+that changes dim is an all-to-all, so that dispatch, its way back and their transposes follow from the rules (GShard,
+arXiv 2006.16668); so do the gather and the reduce-scatter of experts that are split over `etp`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanum.operators.matmul import linear
+from nanum.operators.tape import Tape
+from nanum.sharding import Split, Tensor
+
+OWN_AXES = ("dp_replicate", "edp", "ep", "etp")
+"""The ranks that have tokens, as experts see them; `edp`, `ep` and `etp` together are dp_shard, cp and tp."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Which experts each token is sent to, and by what their answers are scaled."""
+
+    weights: Tensor  # fp32 [B, S, choices]
+    order: Tensor  # int64 [E, N]: the token of each slot
+    slots: Split
+    tokens: Tensor
+
+
+def slots_split(h: Tensor, *, own: bool) -> Split:
+    """How the slots of a rank's own tokens lie; `own` where experts have a mesh of their own."""
+    axes = (*h.split.get("B", ()), *h.split.get("S", ()))
+    return {"N": OWN_AXES if own else axes}
+
+
+def route(t: Tape, h: Tensor, *, own: bool, bias: bool = False) -> Choice:
+    """A router [E, D] scores every token: fp32 softmax (or sigmoid), the largest of it, and their sum to 1. Saves the
+    scores and the choice.
+    """
+    logits = linear(t, h, "router", ("E", "D"), {}, ("B", "S", "E"), h.split, bias=bias)
+    scores = t.kernel("router_softmax", (logits,), logits, "fp32")
+    chosen = Tensor("chosen", ("B", "S", "choices"), h.split, "int64")
+    t.emit("topk", (scores,), (chosen,))
+    weights = Tensor("router_weights", ("B", "S", "choices"), h.split, "fp32")
+    t.emit("gather", (scores, chosen), (weights,))
+    split = slots_split(h, own=own)
+    order = Tensor("order", ("E", "N"), split, "int64")
+    t.emit("sort", (chosen,), (order,))
+
+    def transpose() -> None:
+        d = t.kernel("scatter", (t.grad(weights), chosen), scores)
+        t.add_grad(logits, t.kernel("d_router_softmax", (d, scores), logits))
+
+    t.then(weights, transpose)
+    return Choice(weights, order, split, h)
+
+
+def spread(t: Tape, choice: Choice) -> Tensor:
+    """A row for each slot: the tokens, each as often as it chose an expert."""
+    h = choice.tokens
+    slots = Tensor("slots", ("E", "N", "D"), choice.slots, h.dtype)
+    t.emit("spread", (h, choice.order), (slots,))
+
+    def transpose() -> None:
+        t.emit("d_spread", (t.grad(slots), choice.order), (dh := h.like(name="d_tokens"),))
+        t.add_grad(h, dh)
+
+    return t.then(slots, transpose)
+
+
+def scaled(t: Tape, slots: Tensor, choice: Choice, *, saves: bool = True) -> Tensor:
+    """Slots times the weight of their token's choice, wherever they are. Saves both, or (as a part of the kernel that
+    made the slots) the weights alone.
+    """
+    by = Tensor("slot_weights", ("E", "N"), choice.slots, "fp32")
+    t.emit("slot_weights", (choice.weights, choice.order), (by,))
+
+    def weights_transpose() -> None:
+        t.emit("d_slot_weights", (t.grad(by), choice.order), (dw := choice.weights.like(name="d_router_weights"),))
+        t.add_grad(choice.weights, dw)
+
+    t.then(by, weights_transpose)
+    here = t.resharded(by, {d: slots.split[d] for d in ("E", "N") if d in slots.split})
+    t.emit("scale", (slots, here), (y := slots.like(name="scaled"),))
+
+    def transpose() -> None:
+        d = t.grad(y)
+        new = slots.like(name="d_slots"), here.like(name="d_slot_weights")
+        t.emit("d_scale", (d, here, *((slots,) if saves else ())), new)
+        t.add_grad(slots, new[0])
+        t.add_grad(here, new[1])
+
+    return t.then(y, transpose)
+
+
+def combine(t: Tape, slots: Tensor, choice: Choice) -> Tensor:
+    """The sum of a token's slots, in the tokens' order."""
+    slots = t.resharded(slots, choice.slots)
+    t.emit("combine", (slots, choice.order), (y := choice.tokens.like(name="combined"),))
+
+    def transpose() -> None:
+        t.emit("d_combine", (t.grad(y), choice.order), (ds := slots.like(name="d_slots"),))
+        t.add_grad(slots, ds)
+
+    return t.then(y, transpose)
+
+
+def expert_linear(t: Tape, x: Tensor, name: str, out: str, inner: str, split: Split, *, bias: bool = False) -> Tensor:
+    """`y[E, N, out] = x[E, N, inner] . W[E, out, inner]`, each expert's rows by its own matrix."""
+    w = t.weight(name, ("E", out, inner), split)
+    of_bias = {d: axes for d, axes in split.items() if d in ("E", out)}
+    b = t.weight(name + "_bias", ("E", out), of_bias, w.stays) if bias else None
+    y = t.product(name, x, w, ("E", "N", out), x.split)
+
+    def transpose() -> None:
+        dy = t.grad(y)
+        dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated)
+        dx = t.product("dx_" + name, dy, w, x.dims, x.split)
+        if b:
+            pending = tuple(a for a in dy.split.get("N", ()))
+            db = Tensor("d_" + b.name, b.dims, b.split, t.dtype, pending, "grads")
+            t.emit("db_" + name, (dy,), (db,))
+            t.set_weight_grad(b, db)
+        t.add_grad(x, dx)
+        t.set_weight_grad(w, dw)
+
+    return t.then(y, transpose)

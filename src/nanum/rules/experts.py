@@ -1,0 +1,107 @@
+"""What makes a division of experts impossible, and of attention through a latent vector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanum.cluster import Cluster
+from nanum.job import Job
+from nanum.layout import AXES, REGROUPED, Layout
+from nanum.model import Experts, LatentAttention, Model
+from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide
+
+
+def _experts(model: Model) -> list[Experts]:
+    return [layer.mlp for layer in model.kinds if isinstance(layer.mlp, Experts)]
+
+
+def _counts(model: Model) -> list[int]:
+    return distinct(e.num_experts for e in _experts(model))
+
+
+def _widths(model: Model) -> list[int]:
+    return distinct(e.expert.intermediate_size for e in _experts(model))
+
+
+def _regrouped(layout: Layout) -> Any:
+    return layout.dp_shard * layout.cp * layout.tp
+
+
+def _parts(layout: Layout) -> Any:
+    """Ranks that divide one expert."""
+    return layout.etp if layout.structure.own_experts else layout.tp
+
+
+def _neighbours(layout: Layout) -> bool:
+    order = [axis for axis in layout.rank_order if axis in AXES]
+    places = [order.index(axis) for axis in REGROUPED if axis in order]
+    return places == list(range(min(places, default=0), min(places, default=0) + len(REGROUPED)))
+
+
+NO_EXPERTS = Rule(
+    "expert parallel without experts",
+    lambda model, job, cluster, layout: (layout.ep > 1) & (not _experts(model)),
+    lambda model, job, cluster, layout: f"ep={layout.ep}, but {model.name} has no experts",
+)
+EXPERTS = Rule(
+    "ep does not divide num_experts",
+    lambda model, job, cluster, layout: any_fails(layout.ep, _counts(model)),
+    lambda model, job, cluster, layout: (
+        f"ep={layout.ep} does not divide num_experts="
+        f"{next(count for count in _counts(model) if fails_to_divide(layout.ep, count))}"
+    ),
+)
+RANKS = Rule(
+    "ep times etp does not divide dp_shard times cp times tp",
+    lambda model, job, cluster, layout: (
+        fails_to_divide(layout.ep * layout.etp, _regrouped(layout)) & layout.structure.own_experts
+    ),
+    lambda model, job, cluster, layout: (
+        f"ep·etp={layout.ep}·{layout.etp}={layout.ep * layout.etp} does not divide "
+        f"dp_shard·cp·tp={_regrouped(layout)}: experts are spread over those ranks"
+    ),
+)
+WIDTHS = Rule(
+    "tensor parallel does not divide an expert's intermediate_size",
+    lambda model, job, cluster, layout: any_fails(_parts(layout), _widths(model)),
+    lambda model, job, cluster, layout: (
+        f"{'etp' if layout.structure.own_experts else 'tp'}={_parts(layout)} does not divide an expert's "
+        f"intermediate_size={next(width for width in _widths(model) if fails_to_divide(_parts(layout), width))}"
+    ),
+)
+TOKENS = Rule(
+    "expert parallel beside tensor parallel without sequence parallel",
+    lambda model, job, cluster, layout: layout.structure.own_experts and layout.structure.tensor == "tensor",
+    lambda model, job, cluster, layout: (
+        f"ep={layout.ep} and tp={layout.tp} without sequence parallel: each rank of tp would send the same tokens; "
+        "leave out --no-sp"
+    ),
+)
+ORDER = Rule(
+    "a rank order that keeps apart what experts regroup",
+    lambda model, job, cluster, layout: layout.structure.own_experts and not _neighbours(layout),
+    lambda model, job, cluster, layout: (
+        f"rank_order={','.join(layout.rank_order)}: with experts of their own mesh, dp_shard, cp and tp must follow "
+        "one another"
+    ),
+)
+
+
+def _latent(model: Model) -> bool:
+    return any(isinstance(layer.attention, LatentAttention) for layer in model.kinds)
+
+
+def _rings(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+    return (layout.cp > 1) & (layout.structure.cp_kind == "ring") & _latent(model)
+
+
+LATENT_RING = Rule(
+    "latent attention by a ring",
+    _rings,
+    lambda model, job, cluster, layout: (
+        f"cp={layout.cp} by a ring is not modelled for latent attention, whose keys and values differ in size: "
+        "choose --cp-kind allgather or ulysses"
+    ),
+)
+
+OF_EXPERTS = (NO_EXPERTS, EXPERTS, RANKS, WIDTHS, TOKENS, ORDER, LATENT_RING)
