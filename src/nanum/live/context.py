@@ -76,10 +76,11 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _exchange(x: torch.Tensor, group: dist.ProcessGroup, cut: int, join: int) -> torch.Tensor:
-    return torch.cat(_dealt(torch.stack(x.chunk(group.size(), cut)), group).unbind(), join)
+    return torch.cat(exchanged(torch.stack(x.chunk(group.size(), cut)), group).unbind(), join)
 
 
-def _dealt(pieces: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def exchanged(pieces: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Piece r goes to rank r of the group, and what is there comes from it."""
     arrived = torch.empty_like(pieces)
     dist.all_to_all_single(arrived, pieces, group=group)
     return arrived

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nanum.model import Attention, Mlp, Model
+from nanum.live.experts import Mixture
+from nanum.model import Attention, Experts, Mlp, Model
 from nanum.model import Layer as Kind
 
 Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -70,6 +71,10 @@ class FeedForward(nn.Module):
         return out
 
 
+def feed_forward(hidden_size: int, m: Mlp | Experts) -> nn.Module:
+    return Mixture(hidden_size, m, FeedForward) if isinstance(m, Experts) else FeedForward(hidden_size, m)
+
+
 def new_norm(m: Model) -> nn.Module:
     return nn.RMSNorm(m.hidden_size) if m.norm == "rms_norm" else nn.LayerNorm(m.hidden_size)
 
@@ -77,10 +82,10 @@ def new_norm(m: Model) -> nn.Module:
 class Layer(nn.Module):
     def __init__(self, m: Model, kind: Kind) -> None:
         super().__init__()
-        if not isinstance(kind.attention, Attention) or not isinstance(kind.mlp, Mlp):
-            raise ValueError("experts and latent attention are not run")
+        if not isinstance(kind.attention, Attention):
+            raise ValueError("latent attention is not run")
         self.norm1, self.attention = new_norm(m), SelfAttention(m.hidden_size, kind.attention)
-        self.norm2, self.mlp = new_norm(m), FeedForward(m.hidden_size, kind.mlp)
+        self.norm2, self.mlp = new_norm(m), feed_forward(m.hidden_size, kind.mlp)
 
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
         x = x + self.attention(self.norm1(x), rotary)
@@ -102,7 +107,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(m.vocab_size, m.hidden_size) if embeds else None
         learned = m.position == "learned" and embeds
         self.positions = nn.Embedding(m.max_position_embeddings, m.hidden_size) if learned else None
-        self.layers = nn.ModuleDict({str(i): Layer(m, m.ordinary) for i in layers})
+        self.layers = nn.ModuleDict({str(i): Layer(m, m.layers[i]) for i in layers})
         self.norm = new_norm(m) if heads else None
         self.head = nn.Linear(m.hidden_size, m.vocab_size, bias=False) if heads else None
         turns = rotary_tables(m.attention.head_dim, positions) if m.position == "rotary" else (None, None)

@@ -11,7 +11,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from nanum.live.context import Kind, context_attention
 from nanum.live.counting import Ledger
 from nanum.live.decoder import Decoder
+from nanum.live.experts import Mixture
 from nanum.live.question import Question
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,6 +44,8 @@ def parallelize(model: Decoder, asked: Question, mesh: DeviceMesh | None, ledger
         tensor_parallel(model, mesh["tp"], sequence=structure.tensor == "sequence")
     if structure.cp_kind != "none" and mesh is not None:
         context_parallel(model, mesh["cp"], structure.cp_kind)
+    if structure.own_experts and mesh is not None:
+        expert_parallel(model, asked, mesh["ep"])
     if structure.recompute != "none":
         checkpoint_layers(model, ledger, selective=structure.recompute == "selective")
     if structure.zero == 3 and mesh is not None:
@@ -87,6 +91,16 @@ def _has(module: nn.Module, name: str) -> bool:
 def context_parallel(model: Decoder, mesh: DeviceMesh, kind: Kind) -> None:
     for layer in model.layers.values():
         layer.attention.core = context_attention(kind, mesh.get_group())
+
+
+def expert_parallel(model: Decoder, asked: Question, mesh: DeviceMesh) -> None:
+    """Each rank has some of the experts, and is sent the tokens of others for them."""
+    for layer in model.layers.values():
+        if mixture := mixture_of(layer):
+            mixture.group = mesh.get_group()
+            for name, weight in list(mixture.experts.named_parameters()):
+                split = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+                setattr(mixture.experts, name, nn.Parameter(split))
 
 
 def checkpoint_layers(model: Decoder, ledger: Ledger, *, selective: bool) -> None:
@@ -140,13 +154,51 @@ def shard_fully(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:
         "reshard_after_forward": asked.layout.structure.reshard,
     }
     for layer in model.layers.values():
-        fully_shard(layer, **how)
+        if mixture := mixture_of(layer):
+            shard_with_experts(layer, mixture, asked, mesh, how)
+        else:
+            fully_shard(layer, **how)
     return fully_shard(model, **how)
 
 
+def mixture_of(layer: nn.Module) -> Mixture | None:
+    feed_forward = layer.get_submodule("mlp")
+    return feed_forward if isinstance(feed_forward, Mixture) else None
+
+
+def shard_with_experts(
+    layer: nn.Module, mixture: Mixture, asked: Question, mesh: DeviceMesh, how: dict[str, Any]
+) -> None:
+    """One unit, whose experts may lie on a mesh of their own; each expert's first dim is cut where there are fewer
+    experts than ranks. Gradients of experts are of all ranks' tokens, and so divided by all data ranks.
+    """
+    outer = ("dp_replicate",) if "dp_replicate" in asked.mesh else ()
+    here: DeviceMesh = how["mesh"]
+    if asked.layout.structure.own_experts:
+        here = mesh[(*outer, "edp")]
+    ranks = here.size() // (here.size(0) if outer else 1)
+    cut = Shard(1) if ranks > mixture.num_experts // asked.layout.ep else Shard(0)
+    info = HSDPMeshInfo(here, 1, 0) if outer else FSDPMeshInfo(here, 0)
+    of_experts = {id(weight) for weight in mixture.experts.parameters()}
+
+    def place(weight: nn.Parameter) -> ShardPlacementResult | None:
+        return ShardPlacementResult(cut, info) if id(weight) in of_experts else None
+
+    unit = fully_shard(layer, **how, shard_placement_fn=place if asked.layout.structure.own_experts else None)
+    if asked.layout.structure.own_experts:
+        unit.set_gradient_divide_factor(float(asked.layout.data_ranks))
+        unit.set_force_sum_reduction_for_comms(True)  # gloo has no sum of multiples
+
+
 def data_mesh(asked: Question, mesh: DeviceMesh) -> DeviceMesh:
-    """Shards over dp_shard and cp, as one axis; copies over dp_replicate before it (HSDP)."""
-    shard = tuple(axis for axis in asked.layout.rank_order if axis in ZERO_AXES and axis in asked.mesh)
+    """Shards over dp_shard and cp, as one axis; copies over dp_replicate before it (HSDP). Experts' own axes are
+    dp_shard, cut in two.
+    """
+    shard = (
+        ("edp", "ep")
+        if asked.layout.structure.own_experts
+        else tuple(axis for axis in asked.layout.rank_order if axis in ZERO_AXES and axis in asked.mesh)
+    )
     if len(shard) > 1:
         mesh[shard]._flatten("_".join(shard))
     outer = ("dp_replicate",) if "dp_replicate" in asked.mesh else ()

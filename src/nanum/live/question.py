@@ -29,8 +29,10 @@ class Question:
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Axes of more than one rank, outermost first."""
-        return {axis: size for axis, size in self.layout.sizes.items() if size > 1}
+        """Axes of more than one rank, outermost first; or all of experts' own, in place of those that they regroup."""
+        own = self.layout.structure.own_experts
+        sizes = self.layout.expert_sizes if own else self.layout.sizes
+        return {axis: size for axis, size in sizes.items() if size > 1 or (own and axis in ("edp", "ep"))}
 
     @property
     def num_microbatches(self) -> int:

@@ -81,6 +81,11 @@ class Model:
         whole = [(times, self._indices(period))] if times else []
         return (*_alike(self._indices(leading)), *whole, *_alike(self._indices(period[:rest])))
 
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Each layer's kind, in order."""
+        return tuple(self.kinds[kind] for times, kinds in self.runs for kind in kinds * times)
+
     def _indices(self, layers: tuple[Layer, ...]) -> tuple[int, ...]:
         return tuple(map(self.kinds.index, layers))
 

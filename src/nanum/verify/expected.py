@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -48,10 +48,16 @@ class Expected:
     def ledger(self) -> Ledger:
         rows: Ledger = {}
         for key, total in traffic(self.step.program).items():
-            row = RowKey(self.layout.named(key.axes), key.kind, key.phase, key.dtype, int(total.group_size))
+            row = RowKey(self._axis(key.axes), key.kind, key.phase, key.dtype, int(total.group_size))
             before = rows.get(row, Counted(0, 0))
             rows[row] = Counted(before.calls + int(total.calls), before.payload_bytes + int(total.payload_bytes))
         return rows
+
+    def _axis(self, axes: Iterable[str]) -> str:
+        """As a run names it, whose mesh has experts' own axes alone, where they have any."""
+        if self.layout.structure.own_experts and "dp_shard" in axes:
+            axes = {*axes, "edp", "ep"} - {"dp_shard"}
+        return self.layout.named(axes)
 
     @cached_property
     def memory(self) -> dict[str, int]:
