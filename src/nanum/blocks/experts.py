@@ -41,7 +41,7 @@ def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
     column = partial(_column, t, slots, split, e.expert)
     inner = swiglu(t, column) if e.expert.gated else pointwise(t, e.expert.activation, (column("up"),))
     if when == "inside":
-        inner = scaled(t, inner, choice, saves="activation" not in t.conventions.fused)
+        inner = scaled(t, inner, choice, fused=True)
     out = expert_linear(t, inner, "expert_down", "D", "F", split, bias=e.expert.bias)
     if when == "after":
         out = scaled(t, t.resharded(out, choice.slots), choice)

@@ -35,6 +35,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         grads_resident=False,
         units="root" if model.tie_word_embeddings else "ends",
         root_reshards=False,
+        prefetches_units=True,  # parallelize.py: set_modules_to_backward_prefetch, of layers of experts
         expert_weights="before",  # models/moe: score_before_experts
     )
 

@@ -30,9 +30,9 @@ class ExpertWeights(nn.Module):
         super().__init__()
         width, count = e.expert.intermediate_size, e.num_experts
         if e.expert.gated:
-            self.gate = nn.Parameter(torch.empty(count, width, hidden_size))
-        self.up = nn.Parameter(torch.empty(count, width, hidden_size))
-        self.down = nn.Parameter(torch.empty(count, hidden_size, width))
+            self.gate = nn.Parameter(torch.empty(count, hidden_size, width))
+        self.up = nn.Parameter(torch.empty(count, hidden_size, width))
+        self.down = nn.Parameter(torch.empty(count, width, hidden_size))
         self.gated = e.expert.gated
         self.activation: Any = {"silu": F.silu, "gelu": F.gelu}[e.expert.activation]
 
@@ -48,7 +48,7 @@ class ExpertWeights(nn.Module):
 def times(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Each expert's rows by its own matrix, of which this rank may have some experts'."""
     own = weight.to_local() if isinstance(weight, DTensor) else weight
-    return torch.bmm(x, own.transpose(1, 2))
+    return torch.bmm(x, own)
 
 
 class Mixture(nn.Module):

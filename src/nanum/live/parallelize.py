@@ -158,7 +158,12 @@ def shard_fully(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:
             shard_with_experts(layer, mixture, asked, mesh, how)
         else:
             fully_shard(layer, **how)
-    return fully_shard(model, **how)
+    root = fully_shard(model, **how)
+    if asked.layout.structure.own_experts:
+        for unit in (root, *model.layers.values()):
+            unit.set_gradient_divide_factor(1.0)  # `training.loss_share` divides: an expert has all ranks' tokens
+            unit.set_force_sum_reduction_for_comms(True)
+    return root
 
 
 def mixture_of(layer: nn.Module) -> Mixture | None:
@@ -170,7 +175,7 @@ def shard_with_experts(
     layer: nn.Module, mixture: Mixture, asked: Question, mesh: DeviceMesh, how: dict[str, Any]
 ) -> None:
     """One unit, whose experts may lie on a mesh of their own; each expert's first dim is cut where there are fewer
-    experts than ranks. Gradients of experts are of all ranks' tokens, and so divided by all data ranks.
+    experts than ranks.
     """
     outer = ("dp_replicate",) if "dp_replicate" in asked.mesh else ()
     here: DeviceMesh = how["mesh"]
@@ -184,10 +189,7 @@ def shard_with_experts(
     def place(weight: nn.Parameter) -> ShardPlacementResult | None:
         return ShardPlacementResult(cut, info) if id(weight) in of_experts else None
 
-    unit = fully_shard(layer, **how, shard_placement_fn=place if asked.layout.structure.own_experts else None)
-    if asked.layout.structure.own_experts:
-        unit.set_gradient_divide_factor(float(asked.layout.data_ranks))
-        unit.set_force_sum_reduction_for_comms(True)  # gloo has no sum of multiples
+    fully_shard(layer, **how, shard_placement_fn=place if asked.layout.structure.own_experts else None)
 
 
 def data_mesh(asked: Question, mesh: DeviceMesh) -> DeviceMesh:

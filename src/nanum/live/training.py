@@ -39,6 +39,16 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
+def pipelined_loss(asked: Question) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    share = loss_share(asked)
+    return cross_entropy if share == 1 else lambda logits, targets: cross_entropy(logits, targets) / share
+
+
+def loss_share(asked: Question) -> int:
+    """By what a rank's loss is divided before its gradients are added up, and not averaged, over the data ranks."""
+    return int(asked.layout.data_ranks) if asked.layout.structure.own_experts else 1
+
+
 def batch(asked: Question) -> torch.Tensor:
     """Token ids [global_batch_size, seq_len] of every step, which are their own targets: the same on every rank, by the
     seed. What is checked is arithmetic, not what is learnt.
@@ -145,7 +155,8 @@ class Trainer:
                 if i == 0:
                     self.after_forward()
                 with self.ledger.during("backward"):
-                    (loss if m == 1 else loss / m).backward()
+                    share = m * loss_share(self.asked)
+                    (loss if share == 1 else loss / share).backward()
             losses.append(loss.detach())
         self.kept = logits, loss
         return [float(value) for value in losses]
@@ -172,7 +183,7 @@ class Trainer:
         ends = {"target": self.ids, "losses": losses} if last in indices else {}
         with self.ledger.during("backward"):  # gradients are reduced between the passes
             self.schedule.step(*inputs, **ends, return_outputs=False)
-        return [float(loss) for loss in losses]
+        return [float(loss) * loss_share(self.asked) for loss in losses]
 
 
 def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, ledger: Ledger) -> Trainer:
@@ -200,7 +211,7 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
         held = [Recorded(ledger, did, part, index, stages, device, group=group) for index, part in parts]
         kind = get_schedule_class(SCHEDULES[structure.schedule])
         given: Any = held[0] if issubclass(kind, PipelineScheduleSingle) else held
-        schedule = kind(given, asked.num_microbatches, loss_fn=cross_entropy)
+        schedule = kind(given, asked.num_microbatches, loss_fn=pipelined_loss(asked))
     named = [pair for _, part in parts for pair in named_parameters(part)]
     optimizer = new_optimizer(asked, list({id(p): p for _, p in named}.values()), mesh)
     return Trainer(asked, ledger, parts, optimizer, ids, named, schedule, did)

@@ -20,9 +20,9 @@ def residual(t: Tape, *xs: Tensor) -> Tensor:
     return t.then(y, transpose)
 
 
-def pointwise(t: Tape, name: str, xs: tuple[Tensor, ...], *, saves: bool = True) -> Tensor:
+def pointwise(t: Tape, name: str, xs: tuple[Tensor, ...], *, saves: bool = True, dtype: str | None = None) -> Tensor:
     """One kernel forward and one backward, which reads the inputs again where `saves`."""
-    t.emit(name, xs, (y := xs[0].like(name=name),))
+    t.emit(name, xs, (y := xs[0].like(name=name, dtype=dtype),))
 
     def transpose() -> None:
         new = [x.like(name="d_" + x.name) for x in xs]

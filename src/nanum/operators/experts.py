@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nanum.operators.elementwise import pointwise
 from nanum.operators.matmul import linear
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor
@@ -23,7 +24,8 @@ class Choice:
     """Which experts each token is sent to, and by what their answers are scaled."""
 
     weights: Tensor  # fp32 [B, S, choices]
-    order: Tensor  # int64 [E, N]: the token of each slot
+    order: Tensor  # int64 [E, N]: the choice that each slot is
+    rows: Tensor  # int64 [E, N]: its token
     slots: Split
     tokens: Tensor
 
@@ -47,31 +49,32 @@ def route(t: Tape, h: Tensor, *, own: bool, bias: bool = False) -> Choice:
     split = slots_split(h, own=own)
     order = Tensor("order", ("E", "N"), split, "int64")
     t.emit("sort", (chosen,), (order,))
+    rows = t.kernel("rows", (order,), order)
 
     def transpose() -> None:
         d = t.kernel("scatter", (t.grad(weights), chosen), scores)
         t.add_grad(logits, t.kernel("d_router_softmax", (d, scores), logits))
 
     t.then(weights, transpose)
-    return Choice(weights, order, split, h)
+    return Choice(weights, order, rows, split, h)
 
 
 def spread(t: Tape, choice: Choice) -> Tensor:
     """A row for each slot: the tokens, each as often as it chose an expert."""
     h = choice.tokens
     slots = Tensor("slots", ("E", "N", "D"), choice.slots, h.dtype)
-    t.emit("spread", (h, choice.order), (slots,))
+    t.emit("spread", (h, choice.rows), (slots,))
 
     def transpose() -> None:
-        t.emit("d_spread", (t.grad(slots), choice.order), (dh := h.like(name="d_tokens"),))
+        t.emit("d_spread", (t.grad(slots), choice.rows), (dh := h.like(name="d_tokens"),))
         t.add_grad(h, dh)
 
     return t.then(slots, transpose)
 
 
-def scaled(t: Tape, slots: Tensor, choice: Choice, *, saves: bool = True) -> Tensor:
-    """Slots times the weight of their token's choice, wherever they are. Saves both, or (as a part of the kernel that
-    made the slots) the weights alone.
+def scaled(t: Tape, slots: Tensor, choice: Choice, *, fused: bool = False) -> Tensor:
+    """Slots times the weight of their token's choice, wherever they are. Saves both; `fused` into the kernel that made
+    the slots, the fp32 weights alone.
     """
     by = Tensor("slot_weights", ("E", "N"), choice.slots, "fp32")
     t.emit("slot_weights", (choice.weights, choice.order), (by,))
@@ -81,13 +84,18 @@ def scaled(t: Tape, slots: Tensor, choice: Choice, *, saves: bool = True) -> Ten
         t.add_grad(choice.weights, dw)
 
     t.then(by, weights_transpose)
-    here = t.resharded(by, {d: slots.split[d] for d in ("E", "N") if d in slots.split})
+    half = by if fused or not t.half else pointwise(t, "to_half", (by,), saves=False, dtype=t.dtype)
+    here = t.resharded(half, {d: slots.split[d] for d in ("E", "N") if d in slots.split})
     t.emit("scale", (slots, here), (y := slots.like(name="scaled"),))
 
     def transpose() -> None:
         d = t.grad(y)
-        new = slots.like(name="d_slots"), here.like(name="d_slot_weights")
-        t.emit("d_scale", (d, here, *((slots,) if saves else ())), new)
+        if fused:
+            new = slots.like(name="d_slots"), here.like(name="d_slot_weights")
+            t.emit("d_scale", (d, here), new)
+        else:  # what is summed over a slot's entries is made whole before
+            ds, product = t.kernel("mul", (d, here), slots), t.kernel("mul", (d, slots), slots)
+            new = ds, t.kernel("sum", (product,), here, holds=(ds, d))
         t.add_grad(slots, new[0])
         t.add_grad(here, new[1])
 
@@ -97,31 +105,33 @@ def scaled(t: Tape, slots: Tensor, choice: Choice, *, saves: bool = True) -> Ten
 def combine(t: Tape, slots: Tensor, choice: Choice) -> Tensor:
     """The sum of a token's slots, in the tokens' order."""
     slots = t.resharded(slots, choice.slots)
-    t.emit("combine", (slots, choice.order), (y := choice.tokens.like(name="combined"),))
+    t.emit("combine", (slots, choice.rows), (y := choice.tokens.like(name="combined"),))
 
     def transpose() -> None:
-        t.emit("d_combine", (t.grad(y), choice.order), (ds := slots.like(name="d_slots"),))
+        t.emit("d_combine", (t.grad(y), choice.rows), (ds := slots.like(name="d_slots"),))
         t.add_grad(slots, ds)
 
     return t.then(y, transpose)
 
 
 def expert_linear(t: Tape, x: Tensor, name: str, out: str, inner: str, split: Split, *, bias: bool = False) -> Tensor:
-    """`y[E, N, out] = x[E, N, inner] . W[E, out, inner]`, each expert's rows by its own matrix."""
-    w = t.weight(name, ("E", out, inner), split)
+    """`y[E, N, out] = x[E, N, inner] . W[E, inner, out]`, each expert's rows by its own matrix."""
+    w = t.weight(name, ("E", inner, out), split)
     of_bias = {d: axes for d, axes in split.items() if d in ("E", out)}
     b = t.weight(name + "_bias", ("E", out), of_bias, w.stays) if bias else None
     y = t.product(name, x, w, ("E", "N", out), x.split)
 
     def transpose() -> None:
         dy = t.grad(y)
-        dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated)
         dx = t.product("dx_" + name, dy, w, x.dims, x.split)
+        dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated)
+        node = t.backward[-1].reads
         if b:
             pending = tuple(a for a in dy.split.get("N", ()))
             db = Tensor("d_" + b.name, b.dims, b.split, t.dtype, pending, "grads")
             t.emit("db_" + name, (dy,), (db,))
             t.set_weight_grad(b, db)
+        t.frame(*node)
         t.add_grad(x, dx)
         t.set_weight_grad(w, dw)
 

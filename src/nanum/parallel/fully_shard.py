@@ -134,8 +134,11 @@ class FullyShard:
 
     def _next(self, place: Place, direction: Direction, *, heads: int = 1) -> list[Node]:
         """The gather of the unit that follows `place`; `heads` is 0 where forward gathers no head."""
-        following = self._units(self.chain.follows(place, direction), heads=heads)
-        return [node for unit, presence in following for node in self._start(unit, direction, presence)]
+        found: list[Node] = []
+        for unit, presence in self._units(self.chain.follows(place, direction), heads=heads):
+            for group, share in [(g, 1) for g in unit.in_turn] if direction == "forward" else self._early(unit):
+                found += self._start(group, direction, presence * share)
+        return found
 
     def gather_ahead(self) -> list[Node]:
         """Gather all units of the stage before its forward pass, as a schedule of several chunks does: all at once, and
@@ -162,7 +165,7 @@ class FullyShard:
         of_embedding = embedding.gather_bytes * (ends if self._root else 1)
 
         def flat(part: Part) -> Any:
-            return of_embedding if part == "embedding" else self.units[part].gather_bytes
+            return of_embedding if part == "embedding" else self.units[part].in_turn[-1].gather_bytes
 
         def flat_before(place: Place) -> Any:
             return self._near(place, "backward", f"flat of {ends}", flat)
@@ -172,8 +175,11 @@ class FullyShard:
             if not gathers or (place is HEAD and (self._root or not ends)):
                 return []
             next_gather = self._next(place, "forward", heads=ends)
-            before = flat_before(place)
-            return [*self._flat(u), *self._copy_out(u, "forward", before), *next_gather]
+            before, nodes = flat_before(place), list[Node]()
+            for group in u.in_turn:
+                nodes += [*self._flat(group), *self._copy_out(group, "forward", before)]
+                before = group.gather_bytes
+            return [*nodes, *next_gather]
 
         def leave(place: Place) -> list[Node]:
             u = self.units[place.part]
@@ -240,7 +246,7 @@ class FullyShard:
                 return []
             own: Iterable[Node] = ()
             if place is not HEAD and not self._is_root(place):
-                own = self._copy_out(u, "backward", u.gather_bytes)
+                own = self._arrive(u)
             elif self._freed("head"):
                 own = [*self._start(u, "backward"), *self._flat(u), *self._copy_out(u, "backward", u.gather_bytes)]
             at = HEAD if self._is_root(place) else place
@@ -253,7 +259,10 @@ class FullyShard:
             made_of = "finish", place, first, reduces, half
 
             def make() -> Iterable[Node]:
-                return self._finish(self.units[place.part], released, first=first, reduces=reduces, half=half)
+                last, *others = reversed(self.units[place.part].in_turn)  # it alone lets go of what was before
+                yield from self._finish(last, released, first=first, reduces=reduces, half=half)
+                for group in others:
+                    yield from self._finish(group, None, first=first, reduces=reduces, half=half)
 
             return list(self._once(made_of, make))
 
@@ -271,19 +280,42 @@ class FullyShard:
             nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -tail)]
         return nodes
 
+    def _arrive(self, u: Unit) -> list[Node]:
+        """Each group's weights, which were gathered ahead or must be gathered now."""
+        nodes: list[Node] = []
+        for group, share in self._early(u):
+            if not (isinstance(share, int) and share == 1):
+                nodes += [*self._start(group, "backward", 1 - share), *self._flat(group, 1 - share)]
+            nodes += self._copy_out(group, "backward", group.gather_bytes)
+        return nodes
+
+    def _early(self, u: Unit) -> list[tuple[Unit, Any]]:
+        """Groups, and whether (1 or 0) each is gathered while the unit before it in backward is at work: all, or the
+        last that is gathered at all (`_fsdp_param_group.py`: a group gathers the one that came before it in forward).
+        """
+        found: list[tuple[Unit, Any]] = []
+        share: Any = 1
+        for group in reversed(u.in_turn):
+            found.append((group, share))
+            if not self.conventions.prefetches_units:
+                share = share * group.alone
+        return found[::-1]
+
     def _borders(self, gathers: bool) -> list[Node]:
         """A stage without a head has nothing before its last layer that would gather it ahead."""
         if not gathers:
             return []
         nodes: list[Node] = []
         for unit, presence in self._units(self.chain.begins("backward")[1:]):
-            nodes += [*self._start(unit, "backward", presence), *self._flat(unit, presence)]
+            for group, share in self._early(unit):
+                nodes += [*self._start(group, "backward", presence * share), *self._flat(group, presence * share)]
         return nodes
 
     def _ahead(self, place: Place) -> list[Node]:
         """Buffers of the unit that is gathered while this one is at work."""
         following = self._units(self.chain.follows(place, "backward"))
-        return [node for unit, presence in following for node in self._flat(unit, presence)]
+        early = [(group, presence * share) for unit, presence in following for group, share in self._early(unit)]
+        return [node for group, presence in early for node in self._flat(group, presence)]
 
     def _finish(self, u: Unit, released: Any, *, first: bool, reduces: bool, half: Half) -> list[Node]:
         n = self.conventions.numerics
@@ -300,7 +332,8 @@ class FullyShard:
             if first:  # one after the other is made wider: the last one is there beside all of them
                 nodes.append(Held("grads", sums + u.last_grad_bytes - u.grads_bytes, "unsharded sums"))
             return [*nodes, Held("grads", -(u.last_grad_bytes if first else u.grads_bytes))]
-        nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -released)]
+        if released is not None:
+            nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -released)]
         gradients, last = u.grads_bytes, u.last_grad_bytes
         if added:
             nodes.append(copy("accumulate", "backward", u.elements * grad, n.grad_dtype))

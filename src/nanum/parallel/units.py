@@ -4,7 +4,7 @@ splits: how it is computed with, and how ZeRO stores it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,13 @@ class Unit:
     shard_bytes: Any  # its output
     sizes: tuple[Any, ...]  # elements of each tensor as computed with, in the model's order
     divided: tuple[bool, ...]  # is it of a module that tp divides?
+    alone: Any = 0  # 1 where no other rank has a part of them: nothing is gathered
+    groups: tuple[Unit, ...] = ()  # of weights on one mesh each, where they lie on several
+
+    @property
+    def in_turn(self) -> tuple[Unit, ...]:
+        """What is gathered and reduced one after the other (`_fsdp_init.py`: a parameter group for each mesh)."""
+        return self.groups or (self,)
 
     def times(self, presence: Any, take: Any) -> Unit:
         """The unit where `presence` is 1, and nothing where it is 0; quantities taken to the stages' space."""
@@ -68,12 +75,17 @@ class Unit:
             scale(self.own_elements), scale(self.largest_elements), scale(self.tensors), scale(self.weights_bytes),
             scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes),
             scale(self.shard_bytes), tuple(map(scale, self.sizes)), self.divided,
+            take(self.alone), tuple(group.times(presence, take) for group in self.groups),
         )  # fmt: skip
 
     def __add__(self, other: Unit) -> Unit:
         """One unit of both: the same exchanges, with the sum of their bytes. Its last gradient is the other's, where it
         has one.
         """
+        return self.beside(other, several=False)
+
+    def beside(self, other: Unit, *, several: bool) -> Unit:
+        """One unit of both, which may remain groups of their own."""
         return Unit(
             _joined(self.gathers, other.gathers),
             _joined(self.reduce, other.reduce),
@@ -92,6 +104,7 @@ class Unit:
             self.shard_bytes + other.shard_bytes,
             (*self.sizes, *other.sizes),
             (*self.divided, *other.divided),
+            groups=(*self.in_turn, *other.in_turn) if several else (),
         )
 
 
@@ -143,7 +156,25 @@ def unit(
     gradient and all that is exchanged; the optimizer sees what is not padding (`_fsdp_param.py`: `_sharded_param_data`
     beside `sharded_size`). Where weights are stored `whole`, their gradients are wanted whole by all data ranks.
     """
-    weights, own = tuple(weights), shapes
+    weights = tuple(weights)
+    meshes = [[w for w in weights if zero_axes(w) == axes] for axes in dict.fromkeys(map(zero_axes, weights))]
+    first, *others = (_group(shapes, on_mesh, grads, conventions, phase, whole=whole) for on_mesh in meshes)
+    for other in others:
+        first = first.beside(other, several=True)
+    return first
+
+
+def _group(
+    shapes: Shapes,
+    weights: Sequence[Tensor],
+    grads: Mapping[Tensor, Tensor],
+    conventions: Conventions,
+    phase: Phase,
+    *,
+    whole: bool,
+) -> Unit:
+    """Those of a unit's weights that lie on one mesh. A mesh of one rank has no gather: parameters are copied."""
+    own = shapes
     numerics = conventions.numerics
     gathers: tuple[Collective, ...] = ()
     reduce: tuple[Collective, ...] = ()
@@ -153,7 +184,7 @@ def unit(
     padded_elements: Any = 0
     own_elements: Any = 0
     largest_elements: Any = 0
-    gather_bytes: Any = 0
+    weights_bytes: Any = 0
     reduce_bytes: Any = 0
     shard_bytes: Any = 0
     grads_bytes: Any = 0
@@ -166,7 +197,7 @@ def unit(
             gathers = _joined(gathers, (node,))
         shard = shapes.elements(w.dims, at_rest.split)
         ranks = shapes.ranks(axes)
-        gather_bytes = gather_bytes + shard * ranks * ITEMSIZE[w.dtype]
+        weights_bytes = weights_bytes + shard * ranks * ITEMSIZE[w.dtype]
         elements = elements + shapes.elements(w.dims, w.split)
         stored_elements = stored_elements + shard
         padded_elements = padded_elements + own.first(("tp",)).elements(w.dims, w.split)
@@ -183,9 +214,11 @@ def unit(
             reduce = _joined(reduce, (node,))
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
+    alone = (own.ranks(zero_axes(weights[0])) == 1) * ("ep" in weights[0].stays)
     return Unit(
         gathers, reduce, tp_sum, elements, stored_elements, padded_elements, own_elements,
-        largest_elements, len(weights), gather_bytes, gather_bytes, grads_bytes, own.bytes(grads[weights[-1]]),
+        largest_elements, len(weights), weights_bytes, weights_bytes * (1 - alone), grads_bytes,
+        own.bytes(grads[weights[-1]]),
         reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
-        tuple(bool(w.stays) for w in weights),
+        tuple(bool(w.stays) for w in weights), alone,
     )  # fmt: skip
