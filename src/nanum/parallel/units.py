@@ -183,9 +183,10 @@ def unit(
             reduce = _joined(reduce, (node,))
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
+    last = own.bytes(grads[weights[-1]]) if weights else 0  # a head's norm may have no weights
     return Unit(
         gathers, reduce, tp_sum, elements, stored_elements, padded_elements, own_elements,
-        largest_elements, len(weights), gather_bytes, gather_bytes, grads_bytes, own.bytes(grads[weights[-1]]),
+        largest_elements, len(weights), gather_bytes, gather_bytes, grads_bytes, last,
         reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
         tuple(bool(w.stays) for w in weights),
     )  # fmt: skip

@@ -60,7 +60,7 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
         "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction},
         "throughput": p.throughput,
         "assumptions": p.assumptions,
-        "unmodelled": unmodelled(p.layout),
+        "unmodelled": [*p.model.left_out, *unmodelled(p.layout)],
     }  # fmt: skip
 
 
