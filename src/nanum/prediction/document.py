@@ -73,10 +73,14 @@ def unmodelled(layout: Layout) -> list[str]:
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:
     """What was asked, whatever the layout."""
-    total = reference(model, job.seq_len).parameters
+    counted = reference(model, job.seq_len)
     return {
         "engine": {"name": engine.name, "version": engine.version},
-        "model": {"name": model.name, "parameters": total, "active_parameters": total},
+        "model": {
+            "name": model.name,
+            "parameters": counted.parameters,
+            "active_parameters": counted.active_parameters,
+        },
         "job": asdict(job),
         "cluster": {
             "name": cluster.name,
