@@ -148,7 +148,7 @@ def test_every_reason_at_once():
         "mlp_bias = 1 is not true or false",
         'hidden_act = "tanh" is not one of',
         "quantized weights are not modelled",
-        "num_local_experts = 8: experts are not modelled",
+        "num_local_experts = 8: a llama has no such key",
     ):
         assert sum(said in reason for reason in reasons) == 1, said
     assert len(reasons) == 10
@@ -158,7 +158,9 @@ def test_every_reason_at_once():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "gemma"}, "model_type 'gemma' is not modelled (known: gpt2, llama, mistral)"),
+        ({"model_type": "lama"}, "model_type 'lama' is not modelled (known: gpt2, gptj, "),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not modelled yet: it has a state space"),
+        ({"model_type": ["llama"]}, 'model_type ["llama"] is not modelled'),
         ({"model_type": None}, "model_type is missing"),
         ({"hidden_size": True}, "hidden_size = true"),
         ({"hidden_size": 4096.5}, "hidden_size = 4096.5"),
@@ -167,8 +169,9 @@ def test_every_reason_at_once():
         ({"num_attention_heads": 33}, "num_attention_heads=33 does not divide hidden_size=4096"),
         ({"num_key_value_heads": 5}, "num_key_value_heads=5 does not divide num_attention_heads=32"),
         ({"head_dim": 63}, "head_dim=63 is odd"),
-        ({"sliding_window": 4096}, "sliding window"),
+        ({"sliding_window": 4096}, "sliding_window = 4096: a llama has no such key"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for num_hidden_layers=32"),
         ({"attention_dropout": 1.5}, "attention_dropout = 1.5"),
     ],
 )
@@ -190,7 +193,9 @@ def test_gpt2_drops_embeddings_where_it_drops_residuals():
 
 def test_a_mistral_has_a_window_unless_it_says_otherwise():
     mistral = {**LLAMA, "model_type": "mistral"}
-    assert "sliding_window is missing" in refusal(mistral)[0]
+    assert from_config(mistral, "x").attention.window == 4096
+    assert from_config({**mistral, "sliding_window": 1024}, "x").attention.window == 1024
+    assert from_config({**mistral, "sliding_window": None}, "x").attention.window is None
     assert from_config({**mistral, "sliding_window": None}, "x").attention.num_key_value_heads == 8
 
 

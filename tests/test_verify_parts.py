@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nanum import files
 from nanum.errors import Refused
-from nanum.model import load
+from nanum.model import Attention, load
 from nanum.model.presets import presets
 from nanum.model.scale import scaled
 from nanum.verify.gloo import received_bytes
@@ -21,20 +21,31 @@ MODELS = [preset.name for preset in presets()]
 @given(st.sampled_from(MODELS), st.integers(1, 6), st.sampled_from([64, 96, 128, 192, 256, 384]), st.integers(8, 4096))
 def test_a_smaller_model_keeps_its_proportions(name: str, layers: int, hidden: int, vocab: int) -> None:
     model = load(name)
-    groups = model.attention.num_attention_heads // model.attention.num_key_value_heads
-    if hidden % (2 * groups) or hidden < 8 * groups:
+    plain = [kind.attention for kind in model.kinds if isinstance(kind.attention, Attention)]
+    groups = {a.num_attention_heads // a.num_key_value_heads for a in plain}
+    if any(hidden % (2 * each) or hidden < 8 * each for each in groups):
         with pytest.raises(Refused, match=f"--hidden {hidden}"):
             scaled(model, layers=layers, hidden=hidden, vocab=vocab)
         return
     small = scaled(model, layers=layers, hidden=hidden, vocab=vocab)
-    a, b = model.attention, small.attention
     assert (small.num_hidden_layers, small.hidden_size, small.vocab_size) == (layers, hidden, vocab)
-    assert b.num_attention_heads * b.head_dim == hidden
-    assert b.num_attention_heads // b.num_key_value_heads == a.num_attention_heads // a.num_key_value_heads
-    assert (small.norm, small.position, small.mlp.gated) == (model.norm, model.position, model.mlp.gated)
-    wanted = model.mlp.intermediate_size * hidden / model.hidden_size
-    assert abs(small.mlp.intermediate_size - wanted) <= 8
-    assert b.dropout == small.hidden_dropout == 0.0
+    assert (small.norm, small.position, small.placement) == (model.norm, model.position, model.placement)
+    assert small.hidden_dropout == 0.0
+    of_large, of_small = ((*m.leading, *m.alternates, m.ordinary) for m in (model, small))
+    for large, kind in zip(of_large, of_small, strict=True):
+        a, b = large.attention, kind.attention
+        assert b.dropout == 0.0
+        assert b.num_attention_heads // b.num_key_value_heads == a.num_attention_heads // a.num_key_value_heads
+        if isinstance(b, Attention):
+            assert b.num_attention_heads * b.head_dim == hidden
+            assert b.rotary_dim % 2 == 0
+            assert b.rotary_dim <= b.head_dim
+            assert (b.rotary_dim == b.head_dim, b.rotary_dim == 0) == (a.rotary_dim == a.head_dim, a.rotary_dim == 0)
+        else:
+            assert b.head_dim == a.head_dim
+        assert (kind.mlp.gated, type(kind.mlp)) == (large.mlp.gated, type(large.mlp))
+        for wide, narrow in zip(large.widths, kind.widths, strict=False):
+            assert abs(narrow - wide * hidden / model.hidden_size) <= 8
 
 
 def test_unscaled_is_the_same_but_for_dropout() -> None:

@@ -308,7 +308,8 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
         "T": job.seq_len,  # rows of keys
         "D": model.hidden_size,
         "V": -(-model.vocab_size // multiple) * multiple,
-        "P": model.max_position_embeddings,
+        "P": model.max_position_embeddings + model.unused_positions,
+        "W": model.embedding_size or 0,
         "pair": 2,
     }
 

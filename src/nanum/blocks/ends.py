@@ -24,20 +24,29 @@ def embedding_body(model: Model, shapes: Shapes, conventions: Conventions, struc
     def embed() -> Tensor:
         ids = Tensor("ids", ("B", "S", "V"), splits.whole, "onehot")
         both = model.tie_word_embeddings and not structure.pipelined
-        x = embedding(tape, ids, "embedding", "V", splits.stream, added=both)
+        x = embedding(tape, ids, "embedding", ("V", width(model)), splits.stream, added=both)
+        if model.embedding_size:
+            x = linear(tape, x, "project_in", ("D", "W"), {}, ("B", "S", "D"), splits.stream)
+        if model.embedding_norm:
+            x = norm(tape, x, "embedding_norm", model.norm)
         if model.position == "learned":
             positions = Tensor("positions", ("B", "S", "P"), splits.stream, "onehot")
-            x = residual(tape, x, embedding(tape, positions, "positions", "P", splits.stream, split_rows=False))
+            x = residual(tape, x, embedding(tape, positions, "positions", ("P", "D"), splits.stream, split_rows=False))
         if model.position == "rotary" and conventions.rope_in_forward:
             rotary_tables(tape, model)
-        return dropout(tape, x, model.hidden_dropout)
+        return dropout(tape, x, model.hidden_dropout * model.drops_embedding)
 
     return emit(tape, embed).body()
 
 
+def width(model: Model) -> str:
+    """The dim of the rows of the embedding's table."""
+    return "W" if model.embedding_size else "D"
+
+
 def rotary_tables(tape: Tape, model: Model) -> None:
-    """Cosines and sines [S, head_dim] of a rank's own rows, made in the forward pass and held until backward has passed
-    the layers.
+    """Cosines and sines [S, rotary_dim] of a rank's own rows, made in the forward pass and held until backward has
+    passed the layers.
     """
     rows = tape.shapes.part("S", ("cp",))
     tables = tape.buffer("rotary_tables", _tables_bytes(model, rows, tape.dtype))
@@ -46,8 +55,8 @@ def rotary_tables(tape: Tape, model: Model) -> None:
 
 
 def _tables_bytes(model: Model, rows: Any, dtype: str) -> Any:
-    """Of cosines and sines [rows, head_dim]."""
-    return 2 * rows * model.attention.head_dim * ITEMSIZE[dtype]
+    """Of cosines and sines [rows, rotary_dim]."""
+    return 2 * rows * model.rotary_dim * ITEMSIZE[dtype]
 
 
 @dataclass(frozen=True)
@@ -69,13 +78,13 @@ class PositionTables:
 
 
 def rotary_angles_bytes(model: Model, conventions: Conventions, rows: Any) -> Any:
-    """fp32 angles of a rank's `rows` that the model's frame holds until its forward returns: [rows, head_dim/2], the
+    """fp32 angles of a rank's `rows` that the model's frame holds until its forward returns: [rows, rotary_dim/2], the
     same twice over, and frequencies.
     """
     if model.position != "rotary" or not conventions.rope_in_forward:
         return 0
-    head_dim = model.attention.head_dim
-    return 4 * (rows * head_dim // 2 + rows * head_dim + head_dim // 2)
+    turned = model.rotary_dim
+    return 4 * (rows * turned // 2 + rows * turned + turned // 2)
 
 
 def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Body:
@@ -87,9 +96,13 @@ def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure:
     split = {"V": tape.tp} if tape.tp else {}
 
     def head() -> None:
-        h = norm(tape, y, "norm", model.norm)
+        h = norm(tape, y, "norm", model.norm) if model.final_norm else y
+        if model.embedding_size:
+            h = linear(tape, h, "project_out", ("W", "D"), {}, ("B", "S", "W"), splits.stream)
         vocabulary = tape.tp if conventions.loss_parallel else ()
-        logits = linear(tape, h, "head", ("V", "D"), split, ("B", "S", "V"), {**splits.whole, "V": vocabulary})
+        want = {**splits.whole, "V": vocabulary}
+        table = "V", width(model)
+        logits = linear(tape, h, "head", table, split, ("B", "S", "V"), want, bias=model.head_bias)
         tape.frame(y, h)
         tape.mark("post_forward")
         if conventions.step_keeps_logits:

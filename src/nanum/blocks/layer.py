@@ -1,47 +1,53 @@
-"""A pre-norm decoder layer: attention and a feed-forward block, each with its residual."""
+"""A decoder layer: attention and a feed-forward block, with the residual stream and its norms around them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from nanum.blocks.attention import attention_dims, self_attention
 from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
 from nanum.blocks.experts import expert_dims, mixture
+from nanum.blocks.feed_forward import feed_forward
 from nanum.blocks.latent import latent_attention, latent_dims
 from nanum.conventions import EVERYTHING, NOTHING, Conventions
 from nanum.layout import Recompute, Structure
-from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
-from nanum.operators.context_parallel import context_attention
-from nanum.operators.elementwise import dropout, pointwise, residual, rotary, swiglu
-from nanum.operators.matmul import linear
+from nanum.model import LatentAttention, Layer, Mlp, Model
+from nanum.operators.elementwise import dropout, residual
 from nanum.operators.norm import norm
 from nanum.operators.tape import Tape
 from nanum.sharding import Shapes, Tensor
 
+Block = Callable[[Tensor], Tensor]
+"""Attention, or a feed-forward block: from what is (mostly) normed to what is added to the residual stream."""
+
 
 def layer_dims(layer: Layer, dims: Mapping[str, Any]) -> dict[str, Any]:
     """Global sizes of what is inside a layer, beside `dims` of what is around it."""
-    a = layer.attention
-    inside = {
-        "Q": a.num_attention_heads * a.head_dim,
-        "K": a.num_key_value_heads * a.head_dim,
-        "A": a.num_attention_heads,
-        "head": a.head_dim,
-    }
-    if isinstance(a, LatentAttention):
-        inside |= latent_dims(a)
-    if isinstance(layer.mlp, Mlp):
-        return {**inside, "F": layer.mlp.intermediate_size}
-    return {**inside, **expert_dims(layer.mlp, dims["B"] * dims["S"])}
+    a, mlp = layer.attention, layer.mlp
+    latent = latent_dims(a) if isinstance(a, LatentAttention) else {}
+    inner = {"F": mlp.intermediate_size} if isinstance(mlp, Mlp) else expert_dims(mlp, dims["B"] * dims["S"])
+    return {**attention_dims(a), **latent, **inner}
 
 
 def emit_layer(model: Model, kind: Layer, shapes: Shapes, conventions: Conventions, structure: Structure) -> Emitted:
     """One layer, forward and backward."""
+    a, mlp = kind.attention, kind.mlp
     tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
     x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
 
+    def attend(h: Tensor) -> Tensor:
+        if isinstance(a, LatentAttention):
+            return latent_attention(tape, h, a, splits)
+        return self_attention(tape, h, a, splits, turns=model.position == "rotary")
+
+    def feed(h: Tensor) -> Tensor:
+        return feed_forward(tape, h, mlp, splits) if isinstance(mlp, Mlp) else mixture(tape, h, mlp, splits)
+
     def layer() -> Tensor:
-        y = feed_forward(tape, attend(tape, x, model, kind.attention, splits), model, kind.mlp, splits)
+        if model.placement.startswith("parallel"):
+            return _side_by_side(tape, x, model, attend, feed)
+        y = _in_turn(tape, _in_turn(tape, x, "norm1", model, attend), "norm2", model, feed)
         tape.frame(x)
         return y
 
@@ -54,38 +60,21 @@ def layer_body(layer: Emitted, recompute: Recompute) -> Body:
     return layer.body(kept[recompute])
 
 
-def attend(t: Tape, x: Tensor, model: Model, a: Attention | LatentAttention, splits: Streams) -> Tensor:
-    """`x + W_o attention(W_q h, W_k h, W_v h)`, h the normed x. Column-parallel, then row-parallel over the heads."""
-    tp = t.tp
+def _in_turn(t: Tape, x: Tensor, name: str, model: Model, block: Block) -> Tensor:
+    """A block and its residual, with the norms where the model has them."""
+    before, after = model.placement in ("pre", "sandwich"), model.placement in ("post", "sandwich")
+    out = block(norm(t, x, name, model.norm) if before else x)
+    if after:
+        out = norm(t, out, f"{name}_after" if before else name, model.norm)
+    y = residual(t, x, dropout(t, out, model.hidden_dropout))
+    return norm(t, y, name, model.norm) if model.placement == "post_residual" else y
+
+
+def _side_by_side(t: Tape, x: Tensor, model: Model, attend: Block, feed: Block) -> Tensor:
+    """Attention and the feed-forward block both of the layer's input, under one norm or each its own."""
     h = norm(t, x, "norm1", model.norm)
-    if isinstance(a, LatentAttention):
-        return residual(t, x, dropout(t, latent_attention(t, h, a, splits), model.hidden_dropout))
-
-    def column(name: str, dim: str) -> Tensor:
-        split = {dim: tp} if tp else {}
-        return linear(t, h, name, (dim, "D"), split, ("B", "S", dim), {**splits.whole, **split}, bias=a.qkv_bias)
-
-    q, k, v = column("wq", "Q"), column("wk", "K"), column("wv", "K")
-    rotated = (rotary(t, q), rotary(t, k)) if model.position == "rotary" else (q, k)
-    core = context_attention(t, *rotated, v, a.dropout)
-    row = {"Q": tp} if tp else {}
-    out = linear(t, core, "wo", ("D", "Q"), row, ("B", "S", "D"), splits.stream, bias=a.output_bias)
-    t.frame(h, t.move(h, splits.whole), q, k, v, core)
-    return residual(t, x, dropout(t, out, model.hidden_dropout))
-
-
-def feed_forward(t: Tape, x: Tensor, model: Model, mlp: Mlp | Experts, splits: Streams) -> Tensor:
-    """`x + W_down act(W_up h)`, or with a gate `x + W_down (act(W_gate h) * W_up h)`."""
-    tp = t.tp
-    split = {"F": tp} if tp else {}
-    h = norm(t, x, "norm2", model.norm)
-    if isinstance(mlp, Experts):
-        return residual(t, x, mixture(t, h, mlp, splits))
-
-    def column(name: str) -> Tensor:
-        return linear(t, h, name, ("F", "D"), split, ("B", "S", "F"), {**splits.whole, **split}, bias=mlp.bias)
-
-    inner = swiglu(t, column) if mlp.gated else pointwise(t, mlp.activation, (column("up"),))
-    out = linear(t, inner, "down", ("D", "F"), split, ("B", "S", "D"), splits.stream, bias=mlp.bias)
-    t.frame(h, t.move(h, splits.whole), inner)
-    return residual(t, x, dropout(t, out, model.hidden_dropout))
+    g = norm(t, x, "norm2", model.norm) if model.placement == "parallel_two_norms" else h
+    both = (dropout(t, block, model.hidden_dropout) for block in (attend(h), feed(g)))
+    y = residual(t, residual(t, *both), x)
+    t.frame(x, h, g)
+    return y

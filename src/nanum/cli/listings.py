@@ -19,6 +19,7 @@ def models_document() -> dict[str, Any]:
                 "aliases": list(preset.aliases),
                 "family": preset.family,
                 "parameters": preset.parameters,
+                "active_parameters": preset.active_parameters or preset.parameters,
                 "verified": preset.verified,
                 "num_hidden_layers": model.num_hidden_layers,
                 "hidden_size": model.hidden_size,

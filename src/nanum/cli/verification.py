@@ -42,6 +42,7 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
     from nanum.model import load as load_model
     from nanum.model.scale import scaled
     from nanum.verify import STEPS, Case
+    from nanum.verify.case import not_run
 
     reader = Reader(flags)
     engine = on_gloo()
@@ -72,7 +73,11 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
     cap = _megabytes(reader)
     if reader.unread or reader.none_left or model is None or ranks is None:
         raise Refused(reader.reasons)
-    reader.reasons += [*broken_rules(model, job, layout, engine, ranks), *_not_run(reader, job, layout)]
+    reader.reasons += [
+        *broken_rules(model, job, layout, engine, ranks),
+        *_not_run(reader, job, layout),
+        *not_run(model),
+    ]
     if model.vocab_size < 2:
         reader.reasons.append(f"--vocab {model.vocab_size}: with one token there is no loss")
     if reader.reasons:

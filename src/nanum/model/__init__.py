@@ -59,10 +59,17 @@ class Model:
     head_bias: bool = False
     embedding_size: int | None = None  # where rows of the table are narrower, and projected (OPT-350m)
     unused_positions: int = 0  # rows of the learned table before the first position (OPT)
+    drops_embedding: bool = True  # is `hidden_dropout` that of the residual stream's beginning too?
+    left_out: tuple[str, ...] = ()  # what its config has and no layer here: said beside every answer
 
     @property
     def ordinary(self) -> Layer:
         return Layer(self.attention, self.mlp)
+
+    @property
+    def rotary_dim(self) -> int:
+        """The most entries of a head that rotary positions turn in a layer."""
+        return max(layer.attention.rotary_dim for layer in self.kinds)
 
     @property
     def _period(self) -> tuple[Layer, ...]:

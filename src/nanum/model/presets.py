@@ -20,7 +20,9 @@ _LARGEST_FILE_BYTES = 16 * MIB  # a config.json has kilobytes: a weights file, g
 
 @dataclass(frozen=True)
 class Preset:
-    """A shipped model. `parameters` is the published count, exact to the unit where `verified` says so."""
+    """A shipped model. `parameters` is the published count, exact to the unit where `verified` says so;
+    `active_parameters` is what of it a token meets, where that is less (with both tables of the vocabulary).
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -30,6 +32,7 @@ class Preset:
     verified: Literal["exact", "approx"]
     source: str
     notes: str = ""
+    active_parameters: int | None = None
 
     def model(self) -> Model:
         return trusted(self.config, self.name, self.source)

@@ -9,89 +9,19 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 from nanum.errors import cut_short
-from nanum.model import ACTIVATIONS
-from nanum.model.defaults import stated
-
-
-def _whole(at_most: int) -> Any:
-    return Field(ge=1, le=at_most, strict=True, description=f"a whole number from 1 to {at_most:,}")
-
-
-# Ranges some ten times beyond any model trained. Multiplied out, at 16 bytes a parameter, they still fit 64 bits.
-Hidden = Annotated[int, _whole(2**18)]
-Intermediate = Annotated[int, _whole(2**20)]
-Layers = Annotated[int, _whole(2**14)]
-Heads = Annotated[int, _whole(2**12)]
-HeadDim = Annotated[int, _whole(2**10)]
-Vocabulary = Annotated[int, _whole(2**24)]
-Positions = Annotated[int, _whole(2**30)]
-Probability = Annotated[float, Field(ge=0, lt=1, strict=True, description="a number from 0 up to, but not, 1")]
-Flag = Annotated[bool, Field(strict=True, description="true or false")]
-
-
-def _known_activation(name: str) -> str:
-    if name not in ACTIVATIONS:
-        raise ValueError
-    return name
-
-
-Activation = Annotated[
-    str, AfterValidator(_known_activation), Field(strict=True, description=f"one of {', '.join(ACTIVATIONS)}")
-]
-
-
-class _Schema(BaseModel):
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
-
-    vocab_size: Vocabulary
-    tie_word_embeddings: Flag | None = None
-
-
-class Gpt2(_Schema):
-    n_embd: Hidden
-    n_layer: Layers
-    n_head: Heads
-    n_positions: Positions | None = None
-    n_inner: Intermediate | None = None
-    activation_function: Activation | None = None
-    attn_pdrop: Probability | None = None
-    resid_pdrop: Probability | None = None
-    embd_pdrop: Probability | None = None
-
-
-class Llama(_Schema):
-    hidden_size: Hidden
-    intermediate_size: Intermediate
-    num_hidden_layers: Layers
-    num_attention_heads: Heads
-    num_key_value_heads: Heads | None = None
-    head_dim: HeadDim | None = None
-    max_position_embeddings: Positions | None = None
-    hidden_act: Activation | None = None
-    attention_bias: Flag | None = None
-    mlp_bias: Flag | None = None
-    attention_dropout: Probability | None = None
-
-
-_SCHEMAS: dict[str, type[_Schema]] = {"gpt2": Gpt2, "llama": Llama, "mistral": Llama}
+from nanum.model.families import FAMILIES, NOT_YET, TEXT_PARTS, text_part
+from nanum.model.keys import Family
 
 _NOT_MODELLED = {
-    "num_local_experts": "experts are not modelled yet",
-    "num_experts": "experts are not modelled yet",
-    "n_routed_experts": "experts are not modelled yet",
-    "moe_intermediate_size": "experts are not modelled yet",
-    "num_experts_per_tok": "experts are not modelled yet",
-    "sliding_window": "attention in a sliding window is not modelled yet",
     "quantization_config": "quantized weights are not modelled",
     "compression_config": "quantized weights are not modelled",
     "add_cross_attention": "cross-attention is not modelled",
     "is_encoder_decoder": "encoder-decoder models are not modelled",
     "pruned_heads": "pruned heads are not modelled",
+    "activation_dropout": "dropout within a feed-forward block is not modelled",
     "vision_config": "a vision tower is not modelled",
     "audio_config": "an audio tower is not modelled",
     "num_nextn_predict_layers": "multi-token prediction is not modelled yet",
@@ -108,90 +38,98 @@ _OF_THE_BASE_CLASS = """
     bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens use_cache
     initializer_range gradient_checkpointing attn_implementation transformers.js_config unsloth_fixed unsloth_version
+    attention_implementation use_flash_attn flash_attn_2_enabled init_std cache_implementation classifier_dropout
+    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
 """
-_OF_GPT2 = """
-    n_ctx layer_norm_epsilon summary_type summary_use_proj summary_activation summary_proj_to_labels
-    summary_first_dropout scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn
+_OF_NUMERICS = """
+    layer_norm_epsilon layer_norm_eps norm_eps norm_epsilon rms_norm_eps scale_attn_weights
+    scale_attn_by_inverse_layer_idx reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32
+    masked_softmax_fusion bias_dropout_fusion slow_but_exact skip_bias_add skip_bias_add_qkv pretraining_tp
+    attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar clip_qkv swiglu_limit logit_scale softmax_scale
+    attn_temperature_tuning floor_scale attn_scale
 """
-_OF_LLAMA = """
-    rms_norm_eps rope_theta rope_scaling rope_parameters rope_interleaved partial_rotary_factor pretraining_tp
-    max_sequence_length use_sliding_window max_window_layers is_llama_config
+_OF_POSITIONS = """
+    n_ctx rope_theta rope_scaling rope_parameters rope_interleaved rope_interleave rope_local_base_freq rope_type
+    rotary rotary_emb_base rotary_base offset_alibi max_sequence_length original_max_position_embeddings
+    initial_context_length learned_pos_emb use_sliding_window max_window_layers partial_rotary_factor is_llama_config
 """
-_PASSED_OVER = frozenset((_OF_THE_BASE_CLASS + _OF_GPT2 + _OF_LLAMA).split())
-"""Keys that change no shape: what a model is called, how it is generated from, rotary tables, epsilons."""
+_OF_EXPERTS = """
+    norm_topk_prob output_router_logits router_aux_loss_coef router_jitter_noise input_jitter_noise scoring_func
+    topk_method n_group topk_group routed_scaling_factor seq_aux aux_loss_alpha ep_size qk_head_dim
+"""
+_OF_RUNTIMES = """
+    inference_runner pad_key_length pre_allocate_kv_cache validate_runner_input runner_max_sequence_length layerdrop
+    init_config init_device init_method verbose embedding_fraction emb_pdrop use_pad_tok_in_ffn for_llm_compressor
+"""
+_PASSED_OVER = frozenset((_OF_THE_BASE_CLASS + _OF_NUMERICS + _OF_POSITIONS + _OF_EXPERTS + _OF_RUNTIMES).split())
+"""Keys that change no shape: what a model is called, how it is generated from, rotary tables, epsilons, caps of scores,
+how experts are weighed."""
+_OF_SOME_FAMILY = frozenset(name for family in FAMILIES.values() for name in (*family.keys, *family.synonyms))
 
 
 def reasons(config: Mapping[str, Any]) -> list[str]:
     """Every reason why `config` is not a model that can be counted; empty when it is one."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _SCHEMAS:
-        said = f"'{cut_short(model_type)}'" if isinstance(model_type, str) else _as_written(model_type)
-        wrong = "is missing" if model_type is None else f"{said} is not modelled"
-        return [f"model_type {wrong} (known: {', '.join(_SCHEMAS)})"]
-    schema = _SCHEMAS[model_type]
-    found = list(_invalid_values(schema, config)) + list(_unhonoured(schema, config))
-    if model_type == "mistral" and "sliding_window" not in config:
-        found.append("sliding_window is missing, which means a window of 4096 to a mistral; state null for none")
-    return found or list(_unfit(config))
+    if not isinstance(model_type, str) or model_type not in (*FAMILIES, *TEXT_PARTS):
+        return [_unknown(model_type)]
+    if model_type in TEXT_PARTS:
+        if not isinstance(config.get("text_config"), dict):
+            return [f"text_config, which has the keys of a {model_type}'s text part, is missing"]
+        config = text_part(config)
+        model_type = TEXT_PARTS[model_type]
+    family = FAMILIES[model_type]
+    found = [*_twice(family, config), *_invalid_values(family, config), *_unhonoured(model_type, config)]
+    return found or list(family.unfit(family.values(config)))
 
 
-def _invalid_values(schema: type[_Schema], config: Mapping[str, Any]) -> Iterator[str]:
-    try:
-        schema.model_validate(dict(config))
-    except ValidationError as error:
-        for key in dict.fromkeys(str(detail["loc"][0]) for detail in error.errors(include_url=False)):
-            if key not in config:
-                yield f"{key} is missing"
-            else:
-                yield f"{key} = {_as_written(config[key])} is not {_what(schema, key)}"
+def _unknown(model_type: Any) -> str:
+    known = f"known: {', '.join((*FAMILIES, *TEXT_PARTS))}"
+    if model_type is None:
+        return f"model_type is missing ({known})"
+    said = f"'{cut_short(model_type)}'" if isinstance(model_type, str) else _as_written(model_type)
+    if isinstance(model_type, str) and model_type in NOT_YET:
+        return f"model_type {said} is not modelled yet: it has {NOT_YET[model_type]} ({known})"
+    return (
+        f"model_type {said} is not modelled ({known}); a decoder that computes the same as one of these can be stated "
+        "by its keys"
+    )
 
 
-def _what(schema: type[_Schema], key: str) -> str:
-    """The description of a field, which stands inside the union when the field may be null."""
-    described: dict[str, Any] = schema.model_json_schema()["properties"][key]
-    return str(described.get("description") or described["anyOf"][0]["description"])
+def _twice(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
+    for synonym, key in family.synonyms.items():
+        if synonym in config and key in config and config[synonym] != config[key]:
+            yield f"{synonym} and {key} mean the same, and differ"
 
 
-def _unhonoured(schema: type[_Schema], config: Mapping[str, Any]) -> Iterator[str]:
+def _invalid_values(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
+    written = {family.synonyms.get(name, name): name for name in config}
+    for name, key in family.keys.items():
+        if name not in written:
+            if key.required:
+                yield f"{name} is missing"
+            continue
+        value = config[written[name]]
+        if value is None and not key.required:
+            continue
+        if not key.accepts(value):
+            yield f"{written[name]} = {_as_written(value)} is not {key.says}"
+
+
+def _unhonoured(model_type: str, config: Mapping[str, Any]) -> Iterator[str]:
+    family = FAMILIES[model_type]
+    own = {*family.keys, *family.synonyms, *family.left_out, *family.ignored}
     for key, value in config.items():
+        if key in own or key in _PASSED_OVER:
+            continue
         if key in _NOT_MODELLED:
             if value:
                 yield f"{key} = {_as_written(value)}: {_NOT_MODELLED[key]}"
-        elif key == "layer_types":
-            if not isinstance(value, list | None):
-                yield f"layer_types = {_as_written(value)} is not a list"
-                continue
-            others = sorted({str(kind) for kind in value or ()} - {"full_attention"})
-            if others:
-                yield f"layer_types has {cut_short(', '.join(others))}: only full_attention is modelled yet"
-        elif key not in schema.model_fields and key not in _PASSED_OVER and not key.startswith("_"):
-            close = difflib.get_close_matches(key, schema.model_fields, n=1, cutoff=0.8)
+        elif key in _OF_SOME_FAMILY:
+            if value:
+                yield f"{key} = {_as_written(value)}: a {model_type} has no such key"
+        elif not key.startswith("_"):
+            close = difflib.get_close_matches(key, own, n=1, cutoff=0.8)
             yield f"unknown key '{cut_short(key)}'" + (f" (did you mean {close[0]}?)" if close else "")
-
-
-def _unfit(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong between values that are each right."""
-    if config["model_type"] == "gpt2":
-        if config["n_embd"] % config["n_head"]:
-            yield f"n_head={config['n_head']} does not divide n_embd={config['n_embd']}"
-        residual = stated(config, "resid_pdrop")
-        embedding = stated(config, "embd_pdrop", residual)
-        if (embedding > 0) != (residual > 0):
-            yield f"embd_pdrop={embedding:g} but resid_pdrop={residual:g}: dropout in only one is not modelled"
-        return
-    hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim")
-    if head_dim is None:
-        if hidden_size % heads:
-            yield f"num_attention_heads={heads} does not divide hidden_size={hidden_size}, and no head_dim is given"
-            head_dim = 2  # said already
-        else:
-            head_dim = hidden_size // heads
-    if head_dim % 2:
-        yield f"head_dim={head_dim} is odd, and rotary positions turn its entries in pairs"
-    kv_heads = stated(config, "num_key_value_heads", heads)
-    if heads % kv_heads:
-        yield f"num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}"
 
 
 def _as_written(value: Any, longest: int = 60) -> str:

@@ -8,21 +8,45 @@ rank's rows is then the average over the ranks; the first has less, the last mor
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from nanum.arrays import least
+from nanum.arrays import least, most
 from nanum.conventions import ATTENTION_CORE, ITEMSIZE
 from nanum.operators.elementwise import dropout
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
 
 
-def attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+@dataclass(frozen=True)
+class Window:
+    """Which keys a token sees, of itself and those before: all (None), the last `size`, or those of its own chunk."""
+
+    size: int | None = None
+    chunked: bool = False
+
+    def keys(self, rows: Any) -> Any:
+        """Twice the keys that each of `rows` tokens sees on average, a token's own counted as half: all `rows` where
+        there is no window. The square of scores has a causal half of rows²/2; a window takes from it the half square
+        of the rows beyond it, chunks are half squares of their own.
+        """
+        if self.size is None:
+            return rows
+        if self.chunked:
+            whole, rest = rows // self.size, rows % self.size
+            return (whole * self.size**2 + rest**2) / rows
+        return (rows**2 - most(rows - self.size, 0) ** 2) / rows
+
+
+WHOLE = Window()
+
+
+def attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float, window: Window = WHOLE) -> Tensor:
     """`softmax(q k^T) v` for q [B, S, Q], k and v [B, S, K]; heads are split as Q is. A rank has all keys that its
-    queries need.
+    queries need. An eager kernel masks what is outside the window; a flash kernel leaves it out.
     """
     with t.region(ATTENTION_CORE):
-        return _flash(t, q, k, v) if t.flash else _eager(t, q, k, v, probability)
+        return _flash(t, q, k, v, window) if t.flash else _eager(t, q, k, v, probability)
 
 
 def _heads(q: Tensor, name: str, dims: tuple[str, ...], dtype: str) -> Tensor:
@@ -92,11 +116,11 @@ def scratch(t: Tape, q: Tensor, k: Tensor, *, backward: bool = False) -> tuple[T
     return (t.buffer("the kernel's scratch", size),)
 
 
-def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor, window: Window) -> Tensor:
     """Saves q, k, v, the output, and fp32 log-sum-exp of each row."""
     out = _answers(q, k, v, "attention")
     lse, flops = log_sum_exp(q), (t.shapes.elements(q.dims, q.split) + t.shapes.elements(out.dims, out.split)) * 1.0
-    flops = flops * _keys(t, k)
+    flops = flops * window.keys(_keys(t, k))
     shape = flash_shape(t, q, flops)
     t.emit("attention", (q, k, v, *_mask(t, q, k)), (out, lse, *scratch(t, q, k)), flops, shape, attention=True)
 

@@ -12,28 +12,28 @@ from __future__ import annotations
 from typing import Any
 
 from nanum.conventions import RING
-from nanum.operators.attention import attention, flash_flops, flash_shape, log_sum_exp, scratch
+from nanum.operators.attention import WHOLE, Window, attention, flash_flops, flash_shape, log_sum_exp, scratch
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor, reshard
 
 AXIS = "cp"
 
 
-def context_attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+def context_attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float, window: Window = WHOLE) -> Tensor:
     """Attention for q [B, S, Q], k and v [B, S, K], whose rows are split over `cp` where the tape says how it meets the
     keys of other ranks.
     """
     if t.context == "ulysses":
         heads, keys, values = (t.resharded(x, _on_heads(x)) for x in (q, k, v))
-        out = attention(t, heads, keys, values, probability)
+        out = attention(t, heads, keys, values, probability, window)
         home = {out.dims[-1] if d == q.dims[-1] else d: axes for d, axes in q.split.items()}
         return t.resharded(out, home)
     if t.context == "allgather":
         keys, values = (t.resharded(x, _whole_rows(x)) for x in (k, v))
-        return attention(t, q, keys, values, probability)
+        return attention(t, q, keys, values, probability, window)
     if t.context == "ring":
-        return _ring(t, q, k, v)
-    return attention(t, q, k, v, probability)
+        return _ring(t, q, k, v, window)
+    return attention(t, q, k, v, probability, window)
 
 
 def _whole_rows(x: Tensor) -> Split:
@@ -47,15 +47,16 @@ def _on_heads(x: Tensor) -> Split:
 
 
 # --- the ring ---------------------------------------------------------------------------------------------------------
-def _ring(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _ring(t: Tape, q: Tensor, k: Tensor, v: Tensor, window: Window) -> Tensor:
     """Saves the rank's own q, k, v, output and log-sum-exp; keys and values go round again in backward.
 
     A rank computes on the blocks that it sees, one kernel each: the first on its own alone, the last on all of them.
     """
-    out, lse, others = _ring_forward(t, q, k, v)
+    flops = flash_flops(t, q, window.keys(t.shapes.dims["S"])) / _blocks(t)  # of each block that it sees
+    out, lse, others = _ring_forward(t, q, k, v, flops)
 
     def transpose() -> None:
-        for x, dx in zip((q, k, v), _ring_backward(t, q, k, v, out, lse), strict=True):
+        for x, dx in zip((q, k, v), _ring_backward(t, q, k, v, out, lse, flops), strict=True):
             t.add_grad(x, dx)
 
     t.frame(others)
@@ -67,10 +68,9 @@ def _blocks(t: Tape) -> int:
     return 1 + (t.shapes.at or {}).get(AXIS, 0)
 
 
-def _ring_forward(t: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _ring_forward(t: Tape, q: Tensor, k: Tensor, v: Tensor, flops: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The output, its log-sum-exp, and the keys and values of other ranks, which are there until it returns."""
     seen = _blocks(t)
-    flops = flash_flops(t, q, t.shapes.dims["S"]) / seen
     with t.region(RING):
         own, _, others = _round(t, k, v)
     block, total, lse = _block(t, q, (own,), flops)
@@ -97,7 +97,9 @@ def _merged(
     return merged, t.kernel("logaddexp", (lse, block_lse, total, wide), lse)
 
 
-def _ring_backward(t: Tape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+def _ring_backward(
+    t: Tape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, flops: Any
+) -> tuple[Tensor, ...]:
     """Gradients of q, k and v. Sums are fp32; those of a block of keys and values travel one rank with each step."""
     d = t.grad(out)
     sums, passing = q.like(name="sums", dtype="fp32"), _pair(k).like(name="d_kv", dtype="fp32")
@@ -112,7 +114,6 @@ def _ring_backward(t: Tape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: T
         if i < seen:
             reads = d, q, others if i else own, out, lse, *grads, *sent
             new = tuple(x.like(name="d_" + x.name) for x in (q, k, v))
-            flops = flash_flops(t, q, t.shapes.dims["S"]) / seen
             writes, shape = (*new, *scratch(t, q, q, backward=True)), flash_shape(t, q, flops)
             t.emit("attention_backward", reads, writes, 2 * flops, shape, attention=True)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
@@ -33,40 +34,71 @@ def pointwise(t: Tape, name: str, xs: tuple[Tensor, ...], *, saves: bool = True,
     return t.then(y, transpose)
 
 
-def swiglu(t: Tape, project: Callable[[str], Tensor]) -> Tensor:
-    """`silu(gate) * up`. Fused: gate and up are saved; eager: silu(gate) too."""
-    if "activation" in t.conventions.fused:
-        return pointwise(t, "swiglu", (project("gate"), project("up")))
-    gate = project("gate")
-    silu = pointwise(t, "silu", (gate,))
-    up = project("up")
-    t.emit("mul", (silu, up), (y := silu.like(name="swiglu"),))
+def activated(t: Tape, name: str, x: Tensor) -> Tensor:
+    """An activation. PyTorch's relu keeps what it wrote, the others what they read; an eager squared relu is both."""
+    if name == "relu2" and "activation" not in t.conventions.fused:
+        return pointwise(t, "square", (_relu(t, x),))
+    return _relu(t, x) if name == "relu" else pointwise(t, name, (x,))
+
+
+def _relu(t: Tape, x: Tensor) -> Tensor:
+    t.emit("relu", (x,), (y := x.like(name="relu"),))
 
     def transpose() -> None:
-        d = t.grad(y)
-        dup = t.kernel("mul", (d, silu), up)
-        t.add_grad(silu, t.kernel("mul", (d, up), silu, holds=(silu,)))
-        t.add_grad(up, dup)
+        t.emit("d_relu", (t.grad(y), y), (dx := x.like(name="d_relu"),))
+        t.add_grad(x, dx)
 
     return t.then(y, transpose)
 
 
-def rotary(t: Tape, x: Tensor) -> Tensor:
-    """Rotary positions: linear in x, so nothing of it is saved. Eager: halves are cut, negated, joined and scaled."""
-    if "rotary" in t.conventions.fused:
-        return pointwise(t, "rotary", (x,), saves=False)
-    k = t.kernel
+GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu", "relu2": "relu2 gate"}
 
-    def half(source: Tensor) -> Tensor:
-        t.emit("neg", (source,), (n := t.buffer("half", t.shapes.bytes(x) // 2),))
-        return n
 
-    y = k("add", (k("mul", (x,), x), k("mul", (k("cat", (half(x),), x),), x)), x)
+def swiglu(t: Tape, project: Callable[[str], Tensor], activation: str = "silu") -> Tensor:
+    """`silu(gate) * up`, or by another activation. Fused: gate and up are saved; eager: silu(gate) too."""
+    if "activation" in t.conventions.fused:
+        return pointwise(t, GATED[activation], (project("gate"), project("up")))
+    silu = activated(t, activation, project("gate"))
+    return scaled(t, silu, project("up"), GATED[activation])
+
+
+def scaled(t: Tape, x: Tensor, by: Tensor, name: str) -> Tensor:
+    """`x * by`, entry by entry: both are saved."""
+    t.emit("mul", (x, by), (y := x.like(name=name),))
 
     def transpose() -> None:
         d = t.grad(y)
-        n = half(scaled := k("mul", (d,), x))
-        t.add_grad(x, k("add", (k("mul", (d,), x), k("cat", (scaled, n), x)), x))
+        dby = t.kernel("mul", (d, x), by)
+        t.add_grad(x, t.kernel("mul", (d, by), x, holds=(x,)))
+        t.add_grad(by, dby)
+
+    return t.then(y, transpose)
+
+
+def rotary(t: Tape, x: Tensor, turned: int | None = None) -> Tensor:
+    """Rotary positions: linear in x, so nothing of it is saved. Eager: halves are cut, negated, joined and scaled. Of
+    each head only `turned` entries may be, the others then being joined to them again.
+    """
+    if "rotary" in t.conventions.fused:
+        return pointwise(t, "rotary", (x,), saves=False)
+    k = t.kernel
+    whole = turned is None or turned == t.shapes.dims["head"]
+    size: Any = t.shapes.bytes(x) if whole else t.shapes.bytes(x) * turned // t.shapes.dims["head"]
+    part = x if whole else x.like(size=size)
+
+    def half(source: Tensor) -> Tensor:
+        t.emit("neg", (source,), (n := t.buffer("half", size // 2),))
+        return n
+
+    y = k("add", (k("mul", (x,), part), k("mul", (k("cat", (half(x),), part),), part)), part)
+    if not whole:
+        y = k("cat", (y, x), x)
+
+    def transpose() -> None:
+        d = t.grad(y)
+        n = half(scaled := k("mul", (d,), part))
+        dx = k("add", (k("mul", (d,), part), k("cat", (scaled, n), part)), part)
+        t.add_grad(x, dx if whole else k("cat", (dx, d), x))
 
     return t.then(y, transpose)
 

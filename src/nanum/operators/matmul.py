@@ -51,15 +51,16 @@ def linear(
 
 
 def embedding(
-    t: Tape, ids: Tensor, name: str, rows: str, want: Split, *, split_rows: bool = True, added: bool = False
+    t: Tape, ids: Tensor, name: str, dims: tuple[str, str], want: Split, *, split_rows: bool = True, added: bool = False
 ) -> Tensor:
-    """Rows of a table: a product with a one-hot operand, which no rank needs to gather. Split over the rows, it is a
-    pending sum. Where its gradient is `added` to another of the same table, which has arrived, it does not stay. A
-    table that every rank of tp has whole is looked up, by DTensor, for a rank's own part of a sequence: its gradient
-    is then the pending sum.
+    """Rows of a table [rows, width]: a product with a one-hot operand, which no rank needs to gather. Split over the
+    rows, it is a pending sum. Where its gradient is `added` to another of the same table, which has arrived, it does
+    not stay. A table that every rank of tp has whole is looked up, by DTensor, for a rank's own part of a sequence: its
+    gradient is then the pending sum.
     """
-    w = t.weight(name, (rows, "D"), {rows: t.tp} if split_rows and t.tp else {})
-    y = t.move(t.product(name, ids, w, ("B", "S", "D"), want), want)
+    rows, width = dims
+    w = t.weight(name, dims, {rows: t.tp} if split_rows and t.tp else {})
+    y = t.move(t.product(name, ids, w, ("B", "S", width), want), want)
 
     def transpose() -> None:
         dy = t.grad(y)

@@ -325,11 +325,11 @@ class Tape:
         self.weights.append(w)
         return w
 
-    def grad_of_weight(self, w: Tensor, over: Tensor) -> Tensor:
+    def grad_of_weight(self, w: Tensor, over: Tensor, dims: tuple[str, ...] = ("B", "S")) -> Tensor:
         """An unreduced gradient of a weight that every token used and no matmul made: a pending sum over the axes that
-        split `over`'s tokens.
+        split `over`'s tokens, or the dims named.
         """
-        axes = tuple(a for d in ("B", "S") for a in over.split.get(d, ()) if a not in places(w.split))
+        axes = tuple(a for d in dims for a in over.split.get(d, ()) if a not in places(w.split))
         return Tensor("d_" + w.name, w.dims, w.split, self.dtype, axes, "grads")
 
     @property

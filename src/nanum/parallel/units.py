@@ -158,7 +158,7 @@ def unit(
     """
     weights = tuple(weights)
     meshes = [[w for w in weights if zero_axes(w) == axes] for axes in dict.fromkeys(map(zero_axes, weights))]
-    first, *others = (_group(shapes, on_mesh, grads, conventions, phase, whole=whole) for on_mesh in meshes)
+    first, *others = (_group(shapes, on_mesh, grads, conventions, phase, whole=whole) for on_mesh in meshes or [[]])
     for other in others:
         first = first.beside(other, several=True)
     return first
@@ -214,11 +214,12 @@ def _group(
             reduce = _joined(reduce, (node,))
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
-    alone = (own.ranks(zero_axes(weights[0])) == 1) * ("ep" in weights[0].stays)
+    last = own.bytes(grads[weights[-1]]) if weights else 0  # a head's norm may have no weights
+    apart = any("ep" in w.stays for w in weights)
+    alone = (own.ranks(EXPERT_ZERO_AXES) == 1) * 1 if apart else 0
     return Unit(
         gathers, reduce, tp_sum, elements, stored_elements, padded_elements, own_elements,
-        largest_elements, len(weights), weights_bytes, weights_bytes * (1 - alone), grads_bytes,
-        own.bytes(grads[weights[-1]]),
+        largest_elements, len(weights), weights_bytes, weights_bytes * (1 - alone), grads_bytes, last,
         reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
         tuple(bool(w.stays) for w in weights), alone,
     )  # fmt: skip

@@ -60,7 +60,7 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
         "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction},
         "throughput": p.throughput,
         "assumptions": p.assumptions,
-        "unmodelled": unmodelled(p.layout),
+        "unmodelled": [*p.model.left_out, *unmodelled(p.layout)],
     }  # fmt: skip
 
 
@@ -73,10 +73,14 @@ def unmodelled(layout: Layout) -> list[str]:
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:
     """What was asked, whatever the layout."""
-    total = reference(model, job.seq_len).parameters
+    counted = reference(model, job.seq_len)
     return {
         "engine": {"name": engine.name, "version": engine.version},
-        "model": {"name": model.name, "parameters": total, "active_parameters": total},
+        "model": {
+            "name": model.name,
+            "parameters": counted.parameters,
+            "active_parameters": counted.active_parameters,
+        },
         "job": asdict(job),
         "cluster": {
             "name": cluster.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ from nanum.account.traffic import flops
 from nanum.build import build, emit_bodies
 from nanum.job import Job
 from nanum.layout import Layout, Structure
-from nanum.model import Experts, Model
+from nanum.model import Experts, Layer, Model
 from nanum.sharding import Shapes, Tensor
 
 
@@ -20,12 +20,15 @@ class Reference:
     """What the model is, whatever the layout, read off its undivided Program."""
 
     parameters: int
+    active_parameters: int  # that a token meets: of experts, those that it is sent to
     model_flops_per_sequence: float
 
 
 @lru_cache(maxsize=256)
 def reference(model: Model, seq_len: int) -> Reference:
-    """Parameters, and the FLOPs of a sequence forward and backward: matmuls and causal attention, none recomputed."""
+    """Parameters, those that are active, and the FLOPs of a sequence forward and backward: matmuls and causal
+    attention, none recomputed.
+    """
     job = Job(seq_len, 1, "fp32")
     engine = engines.load("torch")
     layout = Layout(structure=Structure(zero=0))
@@ -37,10 +40,25 @@ def reference(model: Model, seq_len: int) -> Reference:
 
     each = parts.shapes.zip(parts.bodies).map(lambda both: elements(both[0], both[1].weights))
     shared = elements(parts.shapes.embedding, [parts.table]) if model.tie_word_embeddings else 0
-    layers = sum(times * each.layers[kind] for times, kinds in model.runs for kind in kinds)
+    layers = _over_layers(model, each.layers)
     total = each.embedding + layers + each.head + sum(times * _corrections(model, kinds) for times, kinds in model.runs)
     step = build(model, job, layout, engine, 0, bodies)
-    return Reference(total - shared, float(flops(step.program)))
+    idle = [
+        _idle(kind, elements(shapes, (w for w in body.weights if w.name.startswith("expert_"))))
+        for kind, shapes, body in zip(model.kinds, parts.shapes.layers, parts.bodies.layers, strict=True)
+    ]
+    active = total - shared - _over_layers(model, idle)
+    return Reference(total - shared, active, float(flops(step.program)))
+
+
+def _over_layers(model: Model, of_kinds: Sequence[int]) -> int:
+    return sum(times * of_kinds[kind] for times, kinds in model.runs for kind in kinds)
+
+
+def _idle(kind: Layer, experts: int) -> int:
+    """Of the parameters of a layer's `experts`, those that a token does not meet."""
+    e = kind.mlp
+    return experts // e.num_experts * (e.num_experts - e.num_experts_per_tok) if isinstance(e, Experts) else 0
 
 
 def _corrections(model: Model, kinds: Iterable[int]) -> int:

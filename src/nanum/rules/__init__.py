@@ -107,14 +107,6 @@ def _widest(layer: Layer) -> int:
     return max(layer.attention.num_attention_heads * layer.attention.head_dim, width)
 
 
-def _without_block(model: Model) -> list[str]:
-    """What of a model no block states yet."""
-    named = {
-        "other than pre-norm layers": model.placement != "pre",
-    }
-    return [name for name, has in named.items() if has]
-
-
 def _product(layout: Layout, *axes: str) -> str:
     """Axes and their sizes, those of 1 left out where others are not: `cp·tp=2·8=16`."""
     used = [axis for axis in axes if getattr(layout, axis) != 1] or list(axes[-1:])
@@ -316,12 +308,6 @@ TOO_LARGE_TO_COUNT = Rule(
     ),
 )
 
-NO_BLOCK = Rule(
-    "a kind of layer is not modelled yet",
-    lambda model, job, cluster, layout: bool(_without_block(model)),
-    lambda model, job, cluster, layout: f"{model.name} has {' and '.join(_without_block(model))}: not modelled yet",
-)
-
 PRECISION = Rule(
     "the chip states no rate for the precision",
     lambda model, job, cluster, layout: job.precision in get_args(Precision) and not _rates(cluster, job.precision),
@@ -336,7 +322,6 @@ OF_JOB = (
     *(_choice_rule(name) for name in ("precision", "optimizer")),
     PRECISION,
     POSITIONS,
-    NO_BLOCK,
     TOO_LARGE_TO_COUNT,
 )
 """Rules that hold for every layout: they look at the model, the job and the cluster."""

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout
-from nanum.model import Model
+from nanum.model import Attention, Mlp, Model
 
 STEPS = 4
+
+
+def not_run(model: Model) -> list[str]:
+    """What of a model the decoder that trains here (`live.decoder`) does not have."""
+    a, mlp = model.attention, model.mlp
+    plain = Attention(a.num_attention_heads, a.num_key_value_heads, a.head_dim)
+    differs = {
+        "layers of several kinds": len(model.kinds) > 1,
+        "experts": not isinstance(mlp, Mlp),
+        "norms elsewhere than before each block": model.placement != "pre" or not model.final_norm,
+        f"norm {model.norm}": model.norm not in ("layer_norm", "rms_norm"),
+        f"positions by {model.position}": model.position == "alibi",
+        "an embedding with a norm or a projection": model.embedding_norm or model.embedding_size is not None,
+        "a head with a bias": model.head_bias,
+        "rows of positions that are not used": model.unused_positions > 0,
+        "a feed-forward block by relu": isinstance(mlp, Mlp) and mlp.activation.startswith("relu"),
+        "attention with a window, norms, gates or parts of its own": not isinstance(a, Attention)
+        or replace(a, qkv_bias=False, output_bias=False, dropout=0.0) != plain,
+    }
+    return [f"{model.name} has {what}, which is not run here" for what, so in differs.items() if so]
 
 
 @dataclass(frozen=True)

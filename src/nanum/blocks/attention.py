@@ -1,0 +1,81 @@
+"""Attention by heads of queries and of keys: column-parallel projections, the core, and a row-parallel one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanum.blocks.body import Streams
+from nanum.model import Attention, LatentAttention
+from nanum.operators.attention import Window
+from nanum.operators.context_parallel import context_attention
+from nanum.operators.elementwise import pointwise, rotary, scaled
+from nanum.operators.matmul import linear
+from nanum.operators.norm import norm
+from nanum.operators.tape import Tape
+from nanum.sharding import Tensor
+
+
+def attention_dims(a: Attention | LatentAttention) -> dict[str, Any]:
+    """Global sizes: of queries, of keys, of the heads of each, and of one head."""
+    return {
+        "Q": a.num_attention_heads * a.head_dim,
+        "K": a.num_key_value_heads * a.head_dim,
+        "A": a.num_attention_heads,
+        "key_heads": a.num_key_value_heads,
+        "head": a.head_dim,
+    }
+
+
+def self_attention(t: Tape, h: Tensor, a: Attention, splits: Streams, *, turns: bool) -> Tensor:
+    """`W_o attention(W_q h, W_k h, W_v h)` for h [B, S, D], in the residual stream's split; `turns` where positions are
+    rotary.
+    """
+
+    def column(name: str, dim: str, *, bias: bool = a.qkv_bias) -> Tensor:
+        split = {dim: t.tp} if t.tp else {}
+        return linear(t, h, name, (dim, "D"), split, ("B", "S", dim), {**splits.whole, **split}, bias=bias)
+
+    q, k, v = column("wq", "Q"), column("wk", "K"), column("wv", "K")
+    gate = column("wq_gate", "Q") if a.gated else None
+    if a.qk_norm != "none":
+        q, k = _normed(t, q, "q_norm", a), _normed(t, k, "k_norm", a)
+    rotated = (rotary(t, q, a.rotary_dim), rotary(t, k, a.rotary_dim)) if turns and a.rotary_dim else (q, k)
+    core = context_attention(t, *rotated, v, a.dropout, Window(a.window, a.chunked))
+    if a.sinks:
+        core = _drained(t, core)
+    if gate is not None:
+        core = scaled(t, core, pointwise(t, "sigmoid", (gate,)), "gated")
+    row = {"Q": t.tp} if t.tp else {}
+    out = linear(t, core, "wo", ("D", "Q"), row, ("B", "S", "D"), splits.stream, bias=a.output_bias)
+    t.frame(h, t.move(h, splits.whole), q, k, v, core)
+    return out
+
+
+def _normed(t: Tape, x: Tensor, name: str, a: Attention) -> Tensor:
+    kind = {"head": "rms_norm", "bare_head": "rms_norm_bare", "width": "rms_norm"}[a.qk_norm]
+    return norm(t, x, name, kind, heads=a.qk_norm != "width")
+
+
+def _drained(t: Tape, core: Tensor) -> Tensor:
+    """The output less what a learned score of each head draws to it: scaled by `sigmoid(log_sum_exp - sink)`, which is
+    kept (gpt-oss; so does torchtitan).
+    """
+    heads = core.split.get("Q", ())
+    sinks = t.weight("sinks", ("A",), {"A": heads} if heads else {})
+    share = Tensor("sink_share", ("B", "S", "A"), {**_rows(core), **({"A": heads} if heads else {})}, core.dtype)
+    t.emit("sigmoid", (sinks,), (share,))
+    t.emit("mul", (core, share), (y := core.like(name="drained"),))
+
+    def transpose() -> None:
+        d = t.grad(y)
+        dcore, dshare = core.like(name="d_core"), share.like(name="d_share")
+        t.emit("d_mul", (d, core, share), (dcore, dshare))
+        t.emit("d_sigmoid", (dshare, share), (ds := t.grad_of_weight(sinks, core),))
+        t.set_weight_grad(sinks, ds)
+        t.add_grad(core, dcore)
+
+    return t.then(y, transpose)
+
+
+def _rows(x: Tensor) -> dict[str, tuple[str, ...]]:
+    return {d: axes for d, axes in x.split.items() if d != x.dims[-1]}
