@@ -98,7 +98,7 @@ def test_a_layer_of_experts_saves_what_the_formula_says() -> None:
     """
     q, kv, a = 16 * 64, 2 * 4 * 64, 16
     attention = 2 * H + 2 * H + 4 + 2 * (q + kv) + 2 * q + 4 * a + 2 * H + 2 * H + 4
-    routed = K * (2 * H + 6 * F) + 4 * E + 8 * K + 8 * K + 4 * K  # scores fp32; choice and order int64; weights fp32
+    routed = K * (2 * H + 6 * F) + 4 * E + 3 * 8 * K + 4 * K  # scores fp32; choice, its order, rows int64; weights fp32
     output = 2 * H  # the next layer's input, which this one hands on
     assert saved(MODEL, MEGATRON) == B * S * (attention - 2 * H + routed + output)
 
