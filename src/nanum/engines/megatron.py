@@ -37,6 +37,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         selective=Kept(rerun=ATTENTION_CORE),
         grads_resident=structure.zero < 2,
         stage_keeps_output=False,
+        gathers_ahead=False,
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
