@@ -39,7 +39,7 @@ def test_one_stage_a_rank_is_timed_alike_walked_or_in_runs(way: str, schedule: S
         cost = Cost(EIGHT, layout)
         in_runs = cut(schedule, m, [stage_time(step, cost) for step in steps])
         orders = order(schedule, pp, m)
-        ranks = [RankStep((s,), orders[i], layout.structure, gathers_ahead=False) for i, s in enumerate(steps)]
+        ranks = [RankStep((s,), orders[i], layout.structure, "each") for i, s in enumerate(steps)]
         walked = rank_times(schedule, m, 1, ranks, cost).cut
         for part in ("step", "compute", "exposed_communication", "bubble", "optimizer", "sends"):
             assert getattr(walked, part) == pytest.approx(getattr(in_runs, part), rel=1e-9, abs=1e-12), part
@@ -68,6 +68,8 @@ class Clocks:
             if isinstance(node, Compute):
                 self.compute += float(cost.compute_seconds(node))
             elif isinstance(node, Collective) and node.stream == "data":
+                if not cost.streamed_seconds(node):
+                    continue  # what exchanges nothing here
                 end = max(self.compute, self.streams.get(node.stream, 0.0)) + float(cost.streamed_seconds(node))
                 self.streams[node.stream] = self.tickets[node.ticket] = end
             elif isinstance(node, Collective) and node.stream is None:
@@ -84,7 +86,7 @@ def played(schedule: str, m: int, ranks: Sequence[RankStep], cost: Cost, send: f
     """The end of a step, each rank's nodes run one after another as far as what they need has come."""
     pp, chunks = len(ranks), len(ranks[0].chunks)
     stages = stages_of(schedule, pp, chunks)
-    each = [list(turns(r.order, gathers_ahead=r.gathers_ahead)) for r in ranks]
+    each = [list(turns(r.order, r.weights, r.rank)) for r in ranks]
     clocks = [Clocks() for _ in ranks]
     position = [0] * pp
     given: dict[tuple[bool, int, int], tuple[float, int]] = {}

@@ -185,7 +185,7 @@ def _ranks(
             continue
         table = order(structure.schedule, pp, job.num_microbatches(layout.micro_batch_size, layout.data_ranks), chunks)
         steps = tuple(of(stage_of(structure.schedule, pp, rank, chunk)) for chunk in range(chunks))
-        yield RankStep(steps, table[rank], structure, gathers_ahead=bodies.parts.conventions.gathers_ahead)
+        yield RankStep(steps, table[rank], structure, bodies.parts.conventions.chunk_weights, rank)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from nanum.account.step_time import Cut, parts
 from nanum.account.timeline import COMPUTE, Clock, TimeMap, fold
 from nanum.once import Once
 from nanum.program import PIPELINE_STREAM, Collective, Node
-from nanum.schedule import finish_clocks, graph_of_turns
+from nanum.schedule import Weights, finish_clocks, graph_of_turns
 
 
 class RankStep(Protocol):
@@ -29,7 +29,7 @@ class RankStep(Protocol):
     @property
     def send(self) -> Collective: ...
     @property
-    def gathers_ahead(self) -> bool: ...
+    def weights(self) -> Weights: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ def rank_times(schedule: str, num_microbatches: int, chunks: int, ranks: Sequenc
     """
     kinds, maps = _folded(ranks, cost)
     send = float(cost.collective_seconds(ranks[0].send))
-    graph = graph_of_turns(schedule, len(ranks), num_microbatches, chunks, gathers_ahead=ranks[0].gathers_ahead)
+    graph = graph_of_turns(schedule, len(ranks), num_microbatches, chunks, ranks[0].weights)
     sends = np.array([send, 0.0, -np.inf])
     shown = finish_clocks(graph, kinds, _matrices(maps)[..., None].repeat(len(sends), axis=3), sends)
     ends = shown.max(axis=1)  # what is started and never waited for counts as well

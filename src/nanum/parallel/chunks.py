@@ -1,15 +1,15 @@
 """A pipeline rank that holds several stages: their passes in the order of a schedule, one rank's program.
 
 The state of each stage's weights (gathered or not) is walked along with the order, so what is gathered when follows
-from it, as it does for one stage. PyTorch's schedules of several chunks gather a stage's weights ahead of its first
-pass (`schedule.ahead`); a backward in halves is done whole, in the second, on the stage that has no input to give a
+from it, as it does for one stage. Schedules of several chunks gather a stage's weights ahead of its first pass
+(`schedule.turns`); a backward in halves is done whole, in the second, on the stage that has no input to give a
 gradient.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +18,7 @@ from nanum.layout import Structure
 from nanum.parallel.chain import Half
 from nanum.parallel.pipeline import Step
 from nanum.program import Collective, Compute, Node, Repeat
-from nanum.schedule import Action, ActionKind, Turn, placed, turns
+from nanum.schedule import Action, ActionKind, Turn, Weights, placed, turns
 
 
 @runtime_checkable
@@ -27,7 +27,21 @@ class Gathers(Protocol):
 
     def gather_ahead(self, ticket: str) -> list[Node]: ...
     def arrive(self, ticket: str) -> list[Node]: ...
+
+
+@runtime_checkable
+class Drops(Protocol):
+    """One that can free gathered weights between passes."""
+
     def drop(self, *, layers: bool) -> list[Node]: ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """One that reduces the gradients of a chunk apart from its last backward, and updates all chunks at once."""
+
+    def reduce(self) -> list[Node]: ...
+    def update(self, chunks: Sequence[Any]) -> list[Node]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +51,8 @@ class RankStep:
     chunks: tuple[Step, ...]
     order: tuple[Action, ...]
     structure: Structure
-    gathers_ahead: bool = True  # of several chunks' weights, as PyTorch's schedules do
+    weights: Weights
+    rank: int = 0
 
     @cached_property
     def passes(self) -> tuple[tuple[Action | None, tuple[Node, ...]], ...]:
@@ -76,6 +91,9 @@ class RankStep:
     @cached_property
     def optimizer(self) -> tuple[Node, ...]:
         """One optimizer steps for all chunks: what it makes for one is there for all."""
+        data = [chunk.actions.data for chunk in self.chunks]
+        if isinstance(data[0], Together):
+            return tuple(data[0].update(data))
         ends = [_updated(chunk.optimizer) for chunk in self.chunks]
         return (*(node for before, _ in ends for node in before), *(node for _, after in ends for node in after))
 
@@ -91,7 +109,7 @@ class RankStep:
         places = iter(placed(self.order))
         left = Counter(action.chunk for action in self.order)  # passes that are still to come
         made: dict[Any, tuple[Node, ...]] = {}
-        for turn in turns(self.order, gathers_ahead=self.gathers_ahead):
+        for turn in turns(self.order, self.weights, self.rank):
             c = turn.chunk
             if turn.does == "pass":
                 left[c] -= 1
@@ -103,18 +121,20 @@ class RankStep:
                 if key not in made:
                     made[key] = self._between(turn, here=there[c], needed=left[c] > 0)
                 yield turn, made[key]
-                there[c] = turn.does != "drop"
+                there[c] = there[c] if turn.does == "reduce" else turn.does != "drop"
 
     def _between(self, turn: Turn, *, here: bool, needed: bool) -> tuple[Node, ...]:
         """What happens to a chunk's weights; `here` where its layers' are gathered, `needed` where passes are left."""
         data, ticket = self.chunks[turn.chunk].actions.data, f"gather of chunk {turn.chunk}"
-        if not isinstance(data, Gathers):
-            return ()
-        if turn.does == "gather":
+        if turn.does == "reduce" and isinstance(data, Together):
+            return tuple(data.reduce())
+        if turn.does == "drop" and isinstance(data, Drops):
+            return tuple(data.drop(layers=here)) if needed else ()
+        if turn.does == "gather" and isinstance(data, Gathers):
             return tuple(data.gather_ahead(ticket))
-        if turn.does == "await":
+        if turn.does == "await" and isinstance(data, Gathers):
             return tuple(data.arrive(ticket))
-        return tuple(data.drop(layers=here)) if needed else ()
+        return ()
 
     def _pass(
         self, chunk: int, kind: ActionKind, there: dict[int, bool], made: dict[Any, tuple[Node, ...]]

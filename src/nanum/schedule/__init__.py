@@ -23,7 +23,7 @@ from nanum.schedule.orders import (
     why_not,
 )
 from nanum.schedule.runs import WARMUP, Runs, runs, warmup
-from nanum.schedule.turns import Turn, turns
+from nanum.schedule.turns import Turn, Weights, turns
 
 __all__ = [
     "AT_ONCE",
@@ -39,6 +39,7 @@ __all__ = [
     "Order",
     "Runs",
     "Turn",
+    "Weights",
     "ahead",
     "finish_clocks",
     "finish_times",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nanum.layout import TWO_WAY
 from nanum.schedule.actions import Action
 from nanum.schedule.orders import order, overlapped, stage_of, stages_of
-from nanum.schedule.turns import Turn, turns
+from nanum.schedule.turns import Turn, Weights, turns
 
 Places = NDArray[np.int64]
 
@@ -51,10 +51,10 @@ def graph_of_passes(schedule: str, pp: int, num_microbatches: int, chunks: int) 
 
 
 @lru_cache(maxsize=16)
-def graph_of_turns(schedule: str, pp: int, num_microbatches: int, chunks: int, *, gathers_ahead: bool) -> Graph:
+def graph_of_turns(schedule: str, pp: int, num_microbatches: int, chunks: int, weights: Weights) -> Graph:
     """All that each rank does (`turns`)."""
     ranks = order(schedule, pp, num_microbatches, chunks)
-    each = [list(turns(actions, gathers_ahead=gathers_ahead)) for actions in ranks]
+    each = [list(turns(actions, weights, rank)) for rank, actions in enumerate(ranks)]
     return _graph(schedule, each, num_microbatches, chunks)
 
 
