@@ -78,6 +78,7 @@ PREDICTION: dict[str, Any] = {
         "zero": 3,
         "reshard": True,
         "schedule": "1f1b",
+        "virtual_stages": 1,
         "recompute": "full",
         "micro_batch_size": 1,
         "sp": False,

@@ -57,7 +57,7 @@ def test_one_stage_a_rank_is_the_same_walked_or_in_runs(way: str, schedule: Sche
             step = build_rank(MODEL, job(layout, m), layout, TORCH, rank)
             assert isinstance(step, Step)
             table = order(schedule, pp, m)[rank]
-            walked = RankStep((step,), table, layout.structure, gathers_ahead=False)
+            walked = RankStep((step,), table, layout.structure, "each")
             assert read(walked.program) == read(step.program)
 
 

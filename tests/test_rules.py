@@ -68,8 +68,12 @@ def test_a_possible_layout_has_no_reasons():
         ({"structure": Structure(zero=4)}, "zero=4 is not modelled (known: 0, 1, 2, 3)"),
         ({"structure": Structure(schedule="zigzag")}, "schedule=zigzag is not modelled (known: gpipe, 1f1b, interl"),
         (
-            {"structure": replace(SEQUENCE, schedule="zbv", virtual_stages=2)},
-            "schedule=zbv is verified, but its time is not modelled yet: use gpipe or 1f1b",
+            {"structure": replace(SEQUENCE, schedule="zb-h2", virtual_stages=2)},
+            "schedule=zb-h2 has one stage a rank, not virtual_stages=2: use interleaved, ",
+        ),
+        (
+            {"structure": replace(SEQUENCE, schedule="dualpipe", virtual_stages=1)},
+            "schedule=dualpipe has two stages a rank, not virtual_stages=1",
         ),
         (
             {"structure": replace(SEQUENCE, schedule="dualpipev", virtual_stages=3)},

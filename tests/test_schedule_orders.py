@@ -15,17 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanum.layout import ONE_CHUNK, V_SHAPED, Schedule
+from nanum.layout import ONE_CHUNK, TWO_WAY, V_SHAPED, Schedule
 from nanum.schedule import (
     WARMUP,
     Action,
     ahead,
     finish_times,
-    in_flight,
     names,
     order,
+    overlapped,
     rank_of,
     stage_of,
+    stages_of,
     why_not,
 )
 
@@ -39,6 +40,8 @@ CLASSES: dict[str, str] = {
     "dualpipev": "DualPipeV",
 }
 """PyTorch's names."""
+OTHERS = ("zb-h2", "dualpipe")
+"""Schedules that it does not have."""
 GRID = [
     (schedule, pp, chunks, m)
     for schedule in CLASSES
@@ -76,7 +79,7 @@ def staged(schedule: str, pp: int, chunks: int, m: int) -> list[list[list[Any]]]
 
 
 def test_the_names_are_those_of_a_layout() -> None:
-    assert set(CLASSES) == set(Schedule.__args__)
+    assert {*CLASSES, *OTHERS} == set(Schedule.__args__)
     assert set(ONE_CHUNK) == set(WARMUP)
 
 
@@ -93,6 +96,17 @@ def test_orders_are_those_that_pytorch_executes(torchs: list[Any]) -> None:
         assert staged(*sizes) == table, sizes
         compared += 1
     assert compared > 300
+
+
+def test_pytorch_overlaps_the_same_passes(torchs: list[Any]) -> None:
+    """OVERLAP_F_B: a forward and the backward that follows it."""
+    found = 0
+    for (schedule, pp, chunks, m), theirs in zip(GRID, torchs, strict=True):
+        if "error" not in theirs:
+            for rank, actions in enumerate(order(schedule, pp, m, chunks)):
+                assert sorted(overlapped(schedule, pp, rank, actions)) == theirs["pairs"][rank]
+                found += len(theirs["pairs"][rank])
+    assert found
 
 
 def test_what_is_gathered_ahead_is_what_pytorch_gathers(torchs: list[Any]) -> None:
@@ -144,9 +158,10 @@ def test_sends_are_those_between_ranks(torchs: list[Any]) -> None:
 # --- properties of every order ----------------------------------------------------------------------------------------
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[str, int, int, int]:
-    schedule = draw(st.sampled_from(sorted(CLASSES)))
-    chunks = 1 if schedule in ONE_CHUNK else 2 if schedule in V_SHAPED else draw(st.integers(1, 5))
-    pp = draw(st.integers(1, 6))
+    schedule = draw(st.sampled_from(sorted({*CLASSES, *OTHERS})))
+    one, two = schedule in (*ONE_CHUNK, "zb-h2"), schedule in (*V_SHAPED, *TWO_WAY)
+    chunks = 1 if one else 2 if two else draw(st.integers(1, 5))
+    pp = draw(st.sampled_from((2, 4, 6)) if schedule in TWO_WAY else st.integers(1, 6))
     sizes = st.integers(1, 17).filter(lambda m: why_not(schedule, pp, chunks, m) is None)
     return schedule, pp, chunks, draw(sizes)
 
@@ -154,48 +169,68 @@ def pipelines(draw: st.DrawFn) -> tuple[str, int, int, int]:
 @given(pipelines())
 def test_everything_is_done_once_and_in_its_turn(pipeline: tuple[str, int, int, int]) -> None:
     schedule, pp, chunks, m = pipeline
+    each_way = m // 2
     for actions in order(schedule, pp, m, chunks):
         place = {action: i for i, action in enumerate(actions)}
         assert len(place) == len(actions)
-        for i, c in product(range(m), range(chunks)):
+        todo = list(product(range(m), range(chunks)))
+        if schedule in TWO_WAY:  # half of the micro-batches through either model
+            todo = [(i, c) for i, c in todo if i // each_way == c]
+        for i, c in todo:
             assert (Action("B", i, c) in place) != (Action("I", i, c) in place)
             assert (Action("I", i, c) in place) == (Action("W", i, c) in place)
             back = place.get(Action("B", i, c), place.get(Action("I", i, c), -1))
             assert place[Action("F", i, c)] < back <= place.get(Action("W", i, c), back)
-        assert len(actions) == sum(3 if Action("I", i, c) in place else 2 for i in range(m) for c in range(chunks))
+        assert len(actions) == sum(3 if Action("I", i, c) in place else 2 for i, c in todo)
 
 
 @given(pipelines())
 def test_a_stage_is_on_one_rank(pipeline: tuple[str, int, int, int]) -> None:
     schedule, pp, chunks, _ = pipeline
-    held = {stage_of(schedule, pp, rank, c): rank for rank in range(pp) for c in range(chunks)}
-    assert sorted(held) == list(range(pp * chunks))
+    held = {stage_of(schedule, pp, rank, c): rank for c in reversed(range(chunks)) for rank in range(pp)}
+    assert sorted(held) == list(range(stages_of(schedule, pp, chunks)))
     assert all(rank_of(schedule, pp, stage) == rank for stage, rank in held.items())
 
 
 def simulated(schedule: str, pp: int, chunks: int, m: int, seconds: dict[str, np.ndarray], send: float) -> list[float]:
-    """End of each rank, by playing whatever can be played until all is done."""
+    """End of each rank, by playing whatever can be played until all is done. Of passes that are one, the results are
+    there when both are done, and DualPipe begins them together."""
+    stages = stages_of(schedule, pp, chunks)
     left = [list(zip(actions, names(actions), strict=True)) for actions in order(schedule, pp, m, chunks)]
-    done: dict[tuple[bool, int, int], float] = {}
+    pairs = [overlapped(schedule, pp, rank, [a for a, _ in actions]) for rank, actions in enumerate(left)]
+    sizes = list(map(len, left))
+    done: dict[tuple[bool, int, int], tuple[float, int]] = {}
     free = [0.0] * pp
+
+    def arrives(rank: int, action: Action) -> float | None:
+        stage, forward = stage_of(schedule, pp, rank, action.chunk), action.kind == "F"
+        source = stage - 1 if forward else stage + 1
+        if action.kind == "W" or not 0 <= source < stages:
+            return 0.0
+        if (forward, source, action.micro_batch) not in done:
+            return None
+        at, by = done[forward, source, action.micro_batch]
+        return at + send * (by != rank)
+
     while any(left):
         played = False
         for rank, actions in enumerate(left):
             if not actions:
                 continue
-            action, name = actions[0]
-            stage, forward = stage_of(schedule, pp, rank, action.chunk), action.kind == "F"
-            source = stage - 1 if forward else stage + 1
-            arrives = 0.0
-            if action.kind != "W" and 0 <= source < pp * chunks:
-                if (forward, source, action.micro_batch) not in done:
-                    continue
-                arrives = done[forward, source, action.micro_batch]
-                arrives += send * (rank_of(schedule, pp, source) != rank)
-            free[rank] = max(free[rank], arrives) + seconds[name][stage]
-            if action.kind != "W":
-                done[forward, stage, action.micro_batch] = free[rank]
-            actions.pop(0)
+            together = actions[: 2 if sizes[rank] - len(actions) in pairs[rank] else 1]
+            came = [arrives(rank, action) for action, _ in together]
+            if None in came:
+                continue
+            if schedule in TWO_WAY:
+                came[0] = max(came)  # type: ignore[type-var]
+            for at, (action, name) in zip(came, together, strict=True):
+                assert at is not None
+                free[rank] = max(free[rank], at) + seconds[name][stage_of(schedule, pp, rank, action.chunk)]
+            for action, _ in together:
+                if action.kind != "W":
+                    place = action.kind == "F", stage_of(schedule, pp, rank, action.chunk), action.micro_batch
+                    done[place] = free[rank], rank
+            del actions[: len(together)]
             played = True
         assert played, "deadlock"
     return free
@@ -206,7 +241,7 @@ def test_finish_times_are_those_of_a_simulation(pipeline: tuple[str, int, int, i
     schedule, pp, chunks, m = pipeline
     random = np.random.default_rng(seed)
     done = sorted({name for actions in order(schedule, pp, m, chunks) for name in names(actions)})
-    seconds = {name: random.random(pp * chunks) for name in done}
+    seconds = {name: random.random(stages_of(schedule, pp, chunks)) for name in done}
     send = float(random.random() * random.integers(0, 2))
     got = finish_times(schedule, m, {name: each[:, None] for name, each in seconds.items()}, send, chunks)
     assert got.stage_seconds[:, 0] == pytest.approx(simulated(schedule, pp, chunks, m, seconds, send))
@@ -215,78 +250,3 @@ def test_finish_times_are_those_of_a_simulation(pipeline: tuple[str, int, int, i
             seconds[n][stage_of(schedule, pp, rank, a.chunk)] for a, n in zip(actions, names(actions), strict=True)
         ]
         assert got.busy_seconds[rank, 0] == pytest.approx(sum(worked))
-
-
-# --- published counts -------------------------------------------------------------------------------------------------
-looped = st.tuples(st.integers(1, 6), st.integers(2, 4), st.integers(1, 4))
-
-
-@given(looped)
-def test_interleaved_holds_what_megatron_says(sizes: tuple[int, int, int]) -> None:
-    pp, v, laps = sizes
-    m = pp * laps
-    expected = [min(2 * (pp - i - 1) + (v - 1) * pp + 1, m * v) for i in range(pp)]
-    assert list(in_flight("interleaved", pp, m, v)) == expected
-
-
-@given(looped)
-def test_breadth_first_holds_everything(sizes: tuple[int, int, int]) -> None:
-    pp, v, m = sizes
-    assert set(in_flight("looped-bfs", pp, m, v)) == {m * v}
-
-
-@given(looped)
-def test_zb_h1_holds_no_more_than_1f1b(sizes: tuple[int, int, int]) -> None:
-    """The paper's rank i of p holds (p-i) whole micro-batches and i that wait for their weights' half: p, as 1F1B's
-    first rank. (One chunk a rank.)"""
-    pp, _, laps = sizes
-    m = pp * laps
-    assert list(in_flight("zb-h1", pp, m)) == [pp] * pp
-
-
-@given(st.integers(1, 8), st.integers(2, 5))
-def test_the_v_schedules_hold_the_same_on_every_rank(pp: int, laps: int) -> None:
-    """ZB-V: the memory of p micro-batches, in halves. DualPipe on 2 p ranks: 2 p + 1 of its stages, now halves."""
-    m = 2 * pp * laps
-    assert in_flight("zbv", pp, m, 2) == (2 * pp,) * pp
-    if pp > 1:
-        assert in_flight("dualpipev", pp, m, 2) == (2 * pp + 1,) * pp
-
-
-def bubbles(schedule: str, pp: int, chunks: int, m: int, **seconds: float) -> np.ndarray:
-    stages = np.ones((pp * chunks, 1))
-    got = finish_times(schedule, m, {name: each * stages for name, each in seconds.items()}, 0.0, chunks)
-    return np.asarray(got.bubble_seconds[:, 0])
-
-
-times = st.floats(0.1, 10)
-
-
-@given(looped, times, times)
-def test_breadth_first_idles_as_gpipe_does_on_a_chunk(sizes: tuple[int, int, int], f: float, b: float) -> None:
-    pp, v, laps = sizes
-    found = bubbles("looped-bfs", pp, v, pp * laps, forward=f, backward=b)
-    assert found == pytest.approx((pp - 1) * (f + b), rel=1e-6, abs=1e-6)
-
-
-@given(looped, times)
-def test_zb_h1_idles_f_plus_b_minus_w(sizes: tuple[int, int, int], f: float) -> None:
-    """(p - 1)(F + B_input - W), where W is no longer than the others, for chunks of a rank as for one."""
-    pp, v, laps = sizes
-    found = bubbles("zb-h1", pp, v, pp * (laps + 1), forward=f, input=f, weight=0.75 * f)
-    assert found == pytest.approx((pp - 1) * 1.25 * f, rel=1e-6, abs=1e-6)
-
-
-@given(st.integers(1, 6), st.integers(2, 4), times)
-def test_zbv_idles_only_until_its_first_forward(pp: int, laps: int, f: float) -> None:
-    """Zero bubble, where a forward and both halves of a backward take as long."""
-    got = finish_times("zbv", 2 * pp * laps, dict.fromkeys(("forward", "input", "weight"), [[f]] * 2 * pp), 0.0, 2)
-    assert got.stage_seconds[:, 0] - got.busy_seconds[:, 0] == pytest.approx(f * np.arange(pp), rel=1e-6, abs=1e-6)
-
-
-@given(looped, times, times)
-def test_interleaved_idles_the_vth_part(sizes: tuple[int, int, int], f: float, b: float) -> None:
-    """(p - 1)(F + B) / v, where F and B are of all chunks of a rank."""
-    pp, v, laps = sizes
-    found = bubbles("interleaved", pp, v, pp * laps, forward=f, backward=b)
-    assert found.max() == pytest.approx((pp - 1) * (f + b), rel=1e-6, abs=1e-6)

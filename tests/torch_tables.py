@@ -19,7 +19,9 @@ V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 
 
 def tables(name: str, pp: int, chunks: int, num_microbatches: int) -> Any:
-    """`{"error": …}`, or by rank: `compute`, an overlapped pair as its two passes, and `all`, with what is between."""
+    """`{"error": …}`, or by rank: `compute`, of an overlapped pair its two passes, `pairs`, the places of the first of
+    them, and `all`, with what is between.
+    """
     held = generate_rank_to_stage_mapping(pp, pp * chunks, "v" if name in V_SHAPED else "loop")[0]
     stages: list[Any] = [
         SimpleNamespace(
@@ -41,7 +43,20 @@ def tables(name: str, pp: int, chunks: int, num_microbatches: int) -> Any:
         return {"error": str(error)}
     compute = schedule._get_pipeline_order() if single else schedule.pipeline_order
     everything = compute if single else schedule.pipeline_order_with_comms
-    return {"compute": _flat(compute), "all": _flat(everything)}
+    return {"compute": _flat(compute), "pairs": _pairs(compute), "all": _flat(everything)}
+
+
+def _pairs(order: Any) -> list[list[int]]:
+    found = []
+    for rank in sorted(order):
+        place, here = 0, []
+        for action in order[rank]:
+            if action is not None:
+                several = action.sub_actions or (action,)
+                here += [place] if len(several) > 1 else []
+                place += len(several)
+        found.append(here)
+    return found
 
 
 def _flat(order: Any) -> list[list[Any]]:

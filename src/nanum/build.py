@@ -7,7 +7,7 @@ micro-batches. Sizes are ints or arrays: the same calls serve one layout and a h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -21,7 +21,7 @@ from nanum.blocks.layer import emit_layer, layer_body, layer_dims
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
-from nanum.layout import ONE_CHUNK, V_SHAPED, Layout, Recompute, Structure
+from nanum.layout import ONE_CHUNK, TWO_WAY, V_SHAPED, Layout, Recompute, Structure
 from nanum.model import Model
 from nanum.once import Once
 from nanum.parallel.chain import Chain, Each, Stage
@@ -33,7 +33,7 @@ from nanum.parallel.places import groups
 from nanum.parallel.replicated import DataRanks, Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
-from nanum.schedule import order, rank_of, stage_of
+from nanum.schedule import order, rank_of, stage_of, stages_of
 from nanum.sharding import BATCH_AXES, Shapes, Tensor
 
 T = TypeVar("T")
@@ -155,20 +155,37 @@ def build_rank(
     """One step of pipeline rank `rank`, of one layout: its only stage's, or all of its stages' in the schedule's order.
     `bodies` and `at` are as in `build`.
 
-    Raises ValueError where the schedule has no order for the layout's sizes, or the engine none of several chunks.
+    Raises ValueError where the schedule has no order for the layout's sizes.
     """
-    structure = layout.structure
-    if not structure.pipelined or structure.schedule in ONE_CHUNK:
-        return build(model, job, layout, engine, rank, bodies, at=at)
-    if engine.data_parallel == "flat_buffers":
-        raise ValueError(f"{engine.name}'s schedules of several chunks are not modelled")
-    pp, chunks = layout.pp, structure.virtual_stages
-    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
-    table = order(structure.schedule, pp, m, chunks)
-    bodies = bodies or emit_bodies(model, job, layout, engine, at)
-    stages = [stage_of(structure.schedule, pp, rank, chunk) for chunk in range(chunks)]
-    steps = [build(model, job, layout, engine, stage, bodies) for stage in stages]
-    return RankStep(tuple(steps), table[rank], structure)
+    return next(_ranks(model, job, layout, engine, bodies or emit_bodies(model, job, layout, engine, at), [rank]))
+
+
+def build_ranks(model: Model, job: Job, layout: Layout, engine: Engine) -> tuple[Step | RankStep, ...]:
+    """One step of each pipeline rank of one layout, as `build_rank`. Stages that do alike have the same nodes."""
+    bodies = emit_bodies(model, job, layout, engine)
+    return tuple(_ranks(model, job, layout, engine, bodies, range(layout.pp)))
+
+
+def _ranks(
+    model: Model, job: Job, layout: Layout, engine: Engine, bodies: Bodies, ranks: Iterable[int]
+) -> Iterator[Step | RankStep]:
+    structure, pp = layout.structure, layout.pp
+    several = structure.pipelined and structure.schedule not in ONE_CHUNK
+    chunks = structure.virtual_stages if several else 1
+    made: dict[Any, Step] = {}
+
+    def of(stage: int) -> Step:
+        here = build(model, job, layout, engine, stage, bodies)
+        like = (*here.holds, *(_on_this_rank(layout, stage, stage + way) for way in (1, -1)))
+        return replace(made.setdefault(like, here), position=here.position)
+
+    for rank in ranks:
+        if not several:
+            yield build(model, job, layout, engine, rank, bodies)
+            continue
+        table = order(structure.schedule, pp, job.num_microbatches(layout.micro_batch_size, layout.data_ranks), chunks)
+        steps = tuple(of(stage_of(structure.schedule, pp, rank, chunk)) for chunk in range(chunks))
+        yield RankStep(steps, table[rank], structure, bodies.parts.conventions.chunk_weights, rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +203,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     """Where the parts of the model are: the distinct stages, and what each exchanges for its weights."""
     _check(layout)
     parts, at_body = bodies.parts, bodies.at
-    stages = layout.pp * layout.structure.virtual_stages
+    stages = stages_of(layout.structure.schedule, layout.pp, layout.structure.virtual_stages)
     layers = engine.layers_of_stage(model.num_hidden_layers, stages, stage)
     first, last = (stage == 0) * 1, (stage == stages - 1) * 1
     # Where all layers are alike it does not matter which of them a stage has.
@@ -217,7 +234,9 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
         tied_elements=where.take(shapes.elements(table.dims, table.split)) if tied else None,
         tied_grad_bytes=where.take(parts.table_grad_bytes) if tied else 0,
     )
-    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
+    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks) // (
+        2 if layout.structure.schedule in TWO_WAY else 1  # half of them enter at either end
+    )
     seen = Layout(**sizes, pp=pp, structure=layout.structure, rank_order=layout.rank_order)
     return Staged(chain, _exchanged(chain, parts, engine), Position(stage, layout.pp, m, at), seen)
 

@@ -62,6 +62,7 @@ class Conventions:
         True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)
     )
     stage_keeps_buffers: bool = False  # a stage has room for what it receives of each micro-batch, for the whole run
+    chunk_weights: Literal["window", "aligned"] = "window"  # of several chunks of a rank: see `schedule.turns`
     optimizer_sums: int = 1  # how often the optimizer carries out a sum over tp that backward left pending
     step_keeps_logits: bool = False  # the caller's frame holds them until the step's end
     rope_in_forward: bool = (

@@ -15,11 +15,17 @@ EXPERT_AXES = ("edp", "ep", "etp")
 and tensor parallel within an expert."""
 REGROUPED = ("dp_shard", "cp", "tp")
 
-Schedule = Literal["gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zbv", "dualpipev"]
+Schedule = Literal[
+    "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zbv", "dualpipe", "dualpipev"
+]  # fmt: skip
 ONE_CHUNK: tuple[Schedule, ...] = ("gpipe", "1f1b")
-"""Schedules of which a rank holds one stage; of all others it holds several, its virtual stages."""
+"""Schedules of which a rank holds one stage, whose passes come in runs of like ones (`schedule.runs`)."""
+ONE_STAGE: tuple[Schedule, ...] = (*ONE_CHUNK, "zb-h2")
+"""All of which a rank holds one stage; of the others it may hold several, its virtual stages."""
 V_SHAPED: tuple[Schedule, ...] = ("zbv", "dualpipev")
 """Schedules of two stages a rank, of which the second go back up the ranks: the first rank holds both ends."""
+TWO_WAY: tuple[Schedule, ...] = ("dualpipe",)
+"""Schedules of two stages a rank, of which the second are the whole model again, up the ranks."""
 Recompute = Literal["none", "selective", "full"]
 TensorParallel = Literal["none", "tensor", "sequence"]
 ContextParallel = Literal["none", "ring", "allgather", "ulysses"]

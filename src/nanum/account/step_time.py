@@ -141,21 +141,27 @@ class Cut:
     sends: np.ndarray  # what the pipeline's sends add, a part of the exposed communication
 
 
+def parts(step: np.ndarray, free: np.ndarray, work: np.ndarray, compute: np.ndarray, update: np.ndarray) -> Cut:
+    """Steps of n layouts and the same were sends free, [n]; of each rank what it works, its kernels without the update
+    and those of the update, [pp, n].
+    """
+    longest = work.argmax(axis=0), np.arange(work.shape[1])
+    communication = work[longest] - compute[longest] - update[longest] + step - free
+    communication[communication < ROUNDING * step] = 0.0
+    bubble = step - compute[longest] - communication - update[longest]
+    bubble[bubble < ROUNDING * step] = 0.0
+    return Cut(step, compute[longest], communication, bubble, update[longest], step - free)
+
+
 def cut(schedule: str, num_microbatches: int, times: Sequence[StageTime], n: int = 1) -> Cut:
     """The exact steps of n layouts and their parts."""
     step, free = exact(schedule, num_microbatches, times, n)
-    work = _rows(times, lambda t: t.busy_seconds + t.optimizer_seconds, n)
-    longest = work.argmax(axis=0)
-
-    def of(read: Callable[[StageTime], Quantity]) -> np.ndarray:
-        return np.asarray(_rows(times, read, n)[longest, np.arange(n)])
-
-    compute, optimizer = of(lambda t: t.compute_seconds), of(lambda t: t.update_seconds)
-    communication = work.max(axis=0) - compute - optimizer + step - free
-    communication[communication < ROUNDING * step] = 0.0
-    bubble = step - compute - communication - optimizer
-    bubble[bubble < ROUNDING * step] = 0.0
-    return Cut(step, compute, communication, bubble, optimizer, step - free)
+    of: tuple[Callable[[StageTime], Quantity], ...] = (
+        lambda t: t.busy_seconds + t.optimizer_seconds,
+        lambda t: t.compute_seconds,
+        lambda t: t.update_seconds,
+    )
+    return parts(step, free, *(_rows(times, read, n) for read in of))
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,7 +80,11 @@ Sp = Annotated[
 CpKind = Annotated[str | None, _text("--cp-kind", "ring|allgather|ulysses", "How context parallel exchanges. [ring]")]
 Schedule = Annotated[
     str | None,
-    _text("--schedule", "gpipe|1f1b", "Order of the pipeline's work; others have no time yet. [1f1b]"),
+    _text(
+        "--schedule",
+        "gpipe|1f1b|interleaved|looped-bfs|zb-h1|zb-h2|zbv|dualpipe|dualpipev",
+        "Order of the pipeline's work; an engine that has no such schedule says so. [1f1b]",
+    ),
 ]
 VirtualStages = Annotated[
     str | None, _text("--virtual-stages", "N", "Stages held by one rank. [1, or 2 by a schedule of several]")

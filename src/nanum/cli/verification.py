@@ -88,14 +88,12 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
 def broken_rules(model: Model, job: Job, layout: Layout, engine: Engine, ranks: int) -> list[str]:
     """Why these ranks cannot run it, whatever they run on."""
     from nanum.cluster import load as load_cluster
-    from nanum.rules import GENERAL, SCHEDULE_TIME, broken
+    from nanum.rules import GENERAL, broken
 
     these = replace(
         load_cluster("1x1xh100-sxm"), name=f"{ranks} ranks", gpus_per_node=ranks
     )  # only their number counts
-    timeless = [rule for rule in GENERAL if rule is not SCHEDULE_TIME]  # nothing is timed here
-    found = broken(timeless, model, job, these, layout)
-    return [*found, *broken(engine.rules, model, job, these, layout)]
+    return broken((*GENERAL, *engine.refuses), model, job, these, layout)
 
 
 def _ranks(reader: Reader) -> int | None:

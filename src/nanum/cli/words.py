@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from nanum.errors import Refused
 from nanum.job import Job, Optimizer, Precision, default_global_batch_size, default_seq_len
-from nanum.layout import AXES, ONE_CHUNK, ContextParallel, GradSync, Layout, Recompute, Schedule, Structure
+from nanum.layout import AXES, ONE_STAGE, ContextParallel, GradSync, Layout, Recompute, Schedule, Structure
 from nanum.units import whole_number
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "precision": (get_args(Precision), ("fp8",)),
     "optimizer": (get_args(Optimizer), ()),
     "zero": (("0", "1", "2", "3"), ()),
-    "schedule": (get_args(Schedule), ("zb-h2", "dualpipe")),
+    "schedule": (get_args(Schedule), ()),
     "recompute": (get_args(Recompute), ()),
     "attention": (("flash", "eager"), ()),
     "loss": (("full",), ("chunked", "fused")),
@@ -259,7 +259,7 @@ def _broken_rules(asked: Question, layout: Layout, *, without_world: bool) -> li
     """What else is wrong with a layout; `without_world` where its `dp_shard` is not known."""
     from nanum.rules import GENERAL, WORLD, broken
 
-    rules = [rule for rule in (*GENERAL, *asked.engine.rules) if not (without_world and rule is WORLD)]
+    rules = [rule for rule in (*GENERAL, *asked.engine.refuses) if not (without_world and rule is WORLD)]
     return broken(rules, asked.model, asked.job, asked.cluster, layout)
 
 
@@ -295,7 +295,7 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
 
 def _virtual_stages(reader: Reader, schedule: str, pp: int) -> int:
     """Stages of a rank: two, where the schedule has several and the user does not say how many."""
-    default = 1 if schedule in ONE_CHUNK or pp == 1 else 2
+    default = 1 if schedule in ONE_STAGE or pp == 1 else 2
     if default > 1 and not reader.said("virtual_stages"):
         reader.defaults.append(f"virtual_stages {default}")
     return reader.whole("virtual_stages", default)

@@ -8,14 +8,16 @@ from typing import Any, Literal
 
 from nanum.conventions import Conventions, Numerics
 from nanum.job import Job
-from nanum.layout import Structure
+from nanum.layout import ONE_CHUNK, Schedule, Structure
 from nanum.model import Model
 from nanum.rules import Rule
 
 
 @dataclass(frozen=True)
 class Engine:
-    """`layers_of_stage(num_hidden_layers, pp, stage)` is its rule for uneven stages, for ints and arrays."""
+    """`layers_of_stage(num_hidden_layers, stages, stage)` is its rule for uneven stages, for ints and arrays. `rules`
+    are its own reasons to refuse a layout, `refuses` these and what follows from the other fields.
+    """
 
     name: str
     version: str
@@ -27,6 +29,35 @@ class Engine:
     rules: tuple[Rule, ...]
     default_etp: Callable[[Any], Any] = lambda tp: 1  # of experts that are spread, beside tp
     default_reshard: Callable[[int], bool] = lambda pp: True  # are weights resharded after forward, with pp stages?
+    schedules: tuple[Schedule, ...] = ONE_CHUNK  # that it has
+
+    @property
+    def refuses(self) -> tuple[Rule, ...]:
+        return (*self.rules, _schedule_rule(self.name, self.schedules))
+
+
+RUNS: dict[Schedule, str] = {
+    "interleaved": "torchtitan, torch and megatron have it",
+    "looped-bfs": "torchtitan and torch have it",
+    "zb-h1": "torchtitan and torch have it",
+    "zb-h2": "of the zero-bubble fork of Megatron-LM by its authors (sail-sg/zero-bubble-pipeline-parallelism)",
+    "zbv": "torchtitan and torch have it",
+    "dualpipe": "DeepSeek's own DualPipe library has it (deepseek-ai/DualPipe), torchtitan and torch its V, dualpipev",
+    "dualpipev": "torchtitan and torch have it",
+}
+"""Who runs a schedule that not every engine has."""
+
+
+def _schedule_rule(engine: str, schedules: tuple[Schedule, ...]) -> Rule:
+    """Refuses the pipeline schedules that an engine does not have."""
+    lacks = [schedule for schedule in RUNS if schedule not in schedules]
+    return Rule(
+        f"{engine} has no such schedule",
+        lambda model, job, cluster, layout: (layout.pp > 1) & (layout.structure.schedule in lacks),
+        lambda model, job, cluster, layout: (
+            f"schedule={layout.structure.schedule} is not in {engine}: {RUNS[layout.structure.schedule]}"
+        ),
+    )
 
 
 def eager_rule(engine: str, why: str) -> Rule:

@@ -2,8 +2,8 @@
 
 Read at Megatron-LM d98e8a6 (core 0.20.0): tensor_parallel/layers.py (a sequence-parallel input is gathered again in
 backward), cross_entropy.py (a vocabulary-parallel loss), distributed/ (buffers, buckets of at least max(40e6, 1e6 x dp)
-elements, exchanged during the last backward), transformer/ (fused kernels), arguments.py. bf16 parameters, fp32 main
-gradients, fp32 master weights.
+elements, exchanged during the last backward), pipeline_parallel/schedules.py (its interleaved schedule), transformer/
+(fused kernels), arguments.py. bf16 parameters, fp32 main gradients, fp32 master weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from nanum.conventions import ATTENTION_CORE, FUSABLE, Conventions, Kept, Numerics
 from nanum.engines.engine import Engine, eager_rule, where_pipelined, zero_rule
 from nanum.job import Job
-from nanum.layout import Structure
+from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
 
@@ -37,6 +37,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         selective=Kept(rerun=ATTENTION_CORE),
         grads_resident=structure.zero < 2,
         stage_keeps_output=False,
+        chunk_weights="aligned",
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
@@ -44,8 +45,22 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
 
 
 def layers_of_stage(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
-    """Equal stages; `RULES` refuse what does not divide."""
+    """Equal stages; `RULES` refuse what does not divide, as arguments.py does where no flag cuts the first or the last
+    stage shorter (--decoder-first-pipeline-num-layers, --account-for-embedding-in-pipeline-split, and so on).
+    """
     return where_pipelined(pp, num_hidden_layers // pp + 0 * stage, num_hidden_layers)
+
+
+def _interleaves(layout: Layout) -> Any:
+    return (layout.pp > 1) & (layout.structure.schedule == "interleaved")
+
+
+def _stages(layout: Layout) -> Any:
+    return layout.pp * (layout.structure.virtual_stages if layout.structure.pipelined else 1)
+
+
+def _micro_batches(job: Job, layout: Layout) -> Any:
+    return job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
 
 
 RULES = (
@@ -61,9 +76,38 @@ RULES = (
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
     Rule(
         "pp does not divide num_hidden_layers (megatron)",
-        lambda model, job, cluster, layout: model.num_hidden_layers % layout.pp != 0,
+        lambda model, job, cluster, layout: model.num_hidden_layers % _stages(layout) != 0,
         lambda model, job, cluster, layout: (
             f"pp={layout.pp} does not divide num_hidden_layers={model.num_hidden_layers} (megatron)"
+            if model.num_hidden_layers % layout.pp
+            else f"pp·virtual_stages = {layout.pp}·{layout.structure.virtual_stages} does not divide "
+            f"num_hidden_layers={model.num_hidden_layers} (megatron)"
+        ),
+    ),
+    Rule(
+        "megatron's interleaved schedule takes micro-batches in groups of pp",
+        lambda model, job, cluster, layout: (
+            _interleaves(layout) & (_micro_batches(job, layout) % (layout.pp + (layout.pp < 1)) != 0)
+        ),
+        lambda model, job, cluster, layout: (
+            f"schedule=interleaved takes micro-batches in groups of pp={layout.pp}, which does not divide the "
+            f"{_micro_batches(job, layout)} of global_batch_size={job.global_batch_size} over {layout.data_ranks} data "
+            f"ranks of micro_batch_size={layout.micro_batch_size} (megatron)"
+        ),
+    ),
+    Rule(
+        "megatron interleaves two stages a rank or more",
+        lambda model, job, cluster, layout: _interleaves(layout) & (layout.structure.virtual_stages == 1),
+        lambda model, job, cluster, layout: (
+            "schedule=interleaved with virtual_stages=1 is 1f1b in megatron: use that, or more stages a rank"
+        ),
+    ),
+    Rule(
+        "Megatron-FSDP's pipelines of several stages a rank are not modelled yet",
+        lambda model, job, cluster, layout: _interleaves(layout) & (layout.structure.zero >= 2),
+        lambda model, job, cluster, layout: (
+            f"schedule=interleaved with zero={layout.structure.zero}, Megatron-FSDP, is not modelled yet: use --zero 0 "
+            "or 1 (megatron)"
         ),
     ),
     Rule(
@@ -84,5 +128,6 @@ MEGATRON = Engine(
     conventions=conventions,
     layers_of_stage=layers_of_stage,
     rules=RULES,
+    schedules=("gpipe", "1f1b", "interleaved"),
     default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
 )

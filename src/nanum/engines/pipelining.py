@@ -9,7 +9,7 @@ from typing import Any
 
 from nanum.cluster import Cluster
 from nanum.job import Job
-from nanum.layout import ONE_CHUNK, Layout
+from nanum.layout import ONE_CHUNK, Layout, Schedule
 from nanum.model import Model
 from nanum.rules import Rule
 from nanum.schedule import SPLITS_BACKWARD, rounds
@@ -41,7 +41,10 @@ def _rounds_left_over(model: Model, job: Job, cluster: Cluster, layout: Layout) 
     return (layout.pp > 1) & (m % rounds(layout.pp, m) != 0)
 
 
-RULES = (
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zbv", "dualpipev")
+"""Those of 2.13."""
+
+RULES_OF_ONE_CHUNK = (
     Rule(
         "1F1B needs as many micro-batches as stages",
         lambda model, job, cluster, layout: _runs(layout, "1f1b") & (_micro_batches(job, layout) < layout.pp),
@@ -50,6 +53,8 @@ RULES = (
             "(torch.distributed.pipelining)"
         ),
     ),
+)
+RULES_OF_SEVERAL_CHUNKS = (
     Rule(
         "DualPipeV needs as many micro-batches as stages, two a rank",
         lambda model, job, cluster, layout: _runs(layout, "dualpipev") & (_micro_batches(job, layout) < 2 * layout.pp),
@@ -96,3 +101,4 @@ RULES = (
         ),
     ),
 )
+RULES = (*RULES_OF_ONE_CHUNK, *RULES_OF_SEVERAL_CHUNKS)

@@ -127,6 +127,7 @@ TORCH = Engine(
     conventions=conventions,
     layers_of_stage=weighed_layers,
     rules=RULES,
+    schedules=pipelining.SCHEDULES,
 )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanum.conventions import FUSABLE, Conventions, Kept
+from nanum.engines import pipelining
 from nanum.engines.engine import Engine, fsdp_numerics, weighed_layers, zero_rule
 from nanum.job import Job
 from nanum.layout import Layout, Structure
@@ -95,6 +96,7 @@ RULES = (
             f"micro_batch_size={layout.micro_batch_size} (torch.distributed.pipelining)"
         ),
     ),
+    *pipelining.RULES_OF_SEVERAL_CHUNKS,
 )
 
 TORCHTITAN = Engine(
@@ -106,5 +108,6 @@ TORCHTITAN = Engine(
     conventions=conventions,
     layers_of_stage=weighed_layers,
     rules=RULES,
+    schedules=pipelining.SCHEDULES,
     default_reshard=lambda pp: pp == 1,  # parallelize.py: "default" keeps weights gathered under a pipeline
 )

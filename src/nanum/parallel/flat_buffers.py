@@ -3,14 +3,15 @@ them.
 
 Conventions of Megatron-LM (core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py; core 0.20):
 gradients of all micro-batches are added into one fp32 buffer, and exchanged during the last backward, bucket by bucket;
-ZeRO-1's gathers of the updated parameters overlap the next step's first forward, which is here this step's own. ZeRO-2
+ZeRO-1's gathers of the updated parameters overlap the next step's first forward, which is here this step's own. (Of an
+interleaved schedule's chunks both are begun by the schedule.) ZeRO-2
 and 3 are Megatron-FSDP's `optim_grads` and `optim_grads_params`: what is stored split must be reduced, or gathered, in
 each micro-batch. A buffer is cut as one flat dim, whatever tensors it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -205,17 +206,46 @@ class FlatBuffers:
             ahead = [Wait(DATA_STREAM, "gather"), *starts(self.chain.follows(place, direction))]
             if direction == "forward" and isinstance(place.part, int):  # with the last layer's
                 ends = sum(presence for part, presence in self.chain.follows(place, direction) if part == "head")
+                if self._several:
+                    ends = ends * by_parts
                 for each in self.buffers:
                     ahead += self._calls(each, each.layers[0].gather, "gather", direction, ends)
             return [*ahead, *enter], leave
 
         begin = starts(self.chain.begins(direction))
-        if self._bucketed:
+        if self._bucketed and not self._several:
             for each in self.buffers:
                 begin += self._whole(each, lambda b: b.gather, "gather", direction, 1 - by_parts)
         if direction == "forward":
             return [*begin, *self.chain.forward(with_gather, [])]
         return self.chain.backward(begin, with_gather)
+
+    @property
+    def _several(self) -> bool:
+        """Is this one of a rank's several chunks? Its exchanges are then the schedule's (`schedule.turns`), but that
+        the first stage gathers its buckets in its first forward, as they are needed.
+        """
+        return self.structure.pipelined and self.structure.virtual_stages > 1
+
+    def gather_ahead(self, ticket: str) -> list[Node]:
+        """Begin to gather all of a chunk, but on the first stage."""
+        nodes: list[Node] = []
+        for each in self.buffers:
+            nodes += self._whole(each, lambda b: b.gather, ticket, "forward", 1 - self._by_parts)
+            nodes += self._calls(each, each.layers[0].gather, ticket, "forward", 1 - self._by_parts)
+        return nodes
+
+    def arrive(self, ticket: str) -> list[Node]:
+        return [Wait(DATA_STREAM, ticket)]
+
+    def reduce(self) -> list[Node]:
+        """Begin to reduce all gradients of a chunk."""
+        nodes: list[Node] = []
+        for each in self.buffers:
+            for i, c in enumerate(each.layers[0].reduce):
+                nodes += self._whole(each, lambda b, i=i: b.reduce[i], "reduce", "backward", 1)  # type: ignore[misc]
+                nodes += self._calls(each, c, "reduce", "backward")
+        return nodes
 
     def _of(self, part: Part) -> list[Buffer]:
         return [each[part] for each in self.buffers]
@@ -238,7 +268,7 @@ class FlatBuffers:
             leave = self._reshard(place) if frees else []
             if zero < 2:
                 leave.append(Held("grads", -transient))
-                if last:
+                if last and not self._several:
                     reduce = [c for b in buffers for c in b.reduce]
                     leave += [node for c in reduce for node in self._start(c, "reduce", "backward", self._by_parts)]
                 return [], leave
@@ -256,7 +286,7 @@ class FlatBuffers:
             nodes = self._gathering("backward", around)
         else:
             nodes = self.chain.backward([], around)
-        if zero >= 2 or last:
+        if zero >= 2 or (last and not self._several):
             for each in self.buffers:
                 for i, c in enumerate(each.layers[0].reduce):
                     if self._bucketed:
@@ -267,19 +297,23 @@ class FlatBuffers:
 
     def optimizer(self) -> list[Node]:
         """Sums that were left for the end of the step, and the update."""
+        return self.update([self])
+
+    def update(self, chunks: Sequence[FlatBuffers]) -> list[Node]:
+        """That of all chunks of a rank at once."""
         n = self.conventions.numerics
-        nodes: list[Node] = []
+        nodes: list[Node] = [Wait(DATA_STREAM, "reduce")] if self._several else []
         if self.structure.tensor == "sequence" and not self.conventions.tp_grads_at_once:
             # Of the norm weights over tp, in one coalesced call (finalize_model_grads.py).
-            size = self._total("tp_grads_elements") * ITEMSIZE[n.grad_dtype]
+            size = sum(chunk._total("tp_grads_elements") for chunk in chunks) * ITEMSIZE[n.grad_dtype]
             nodes.append(self._sum_at_the_end(("tp",), self.chain.tp, (self.chain.tp > 1) * 1, size))
         if self.chain.tied_elements is not None and self.structure.pipelined:
             # The two copies of a tied embedding add their gradients, on the first and the last stage.
-            ends = self.chain.stage.embeds + self.chain.stage.heads
+            ends = sum(chunk.chain.stage.embeds + chunk.chain.stage.heads for chunk in chunks)
             nodes.append(
                 self._sum_at_the_end(("pp",), 2, ends, self.chain.tied_elements * ITEMSIZE[n.grad_dtype] * ends)
             )
-        updated = self._total("shard_elements" if self._zero else "elements")
+        updated = sum(chunk._total("shard_elements" if self._zero else "elements") for chunk in chunks)
         moved = updated * (2 * n.state_bytes + ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
         nodes.append(Compute("optimizer", "optimizer", 0.0, moved, "fp32"))
         return nodes

@@ -84,18 +84,18 @@ class FullyShard:
         """The nodes that `make` gives, the same ones for the same `made_of`: they are made, and costed, once."""
         return self._made(made_of, lambda: tuple(make()))
 
-    def _start(self, unit: Unit, direction: Direction, presence: Any = 1) -> Iterable[Node]:
+    def _start(self, unit: Unit, direction: Direction, presence: Any = 1, ticket: str = "gather") -> Iterable[Node]:
         """Start a unit's gather: its shard is copied into the flat buffer first, in the dtype that is sent."""
         if not unit.gathers:
             return ()
-        made_of = "gather", unit, direction, presence
+        made_of = "gather", unit, direction, presence, ticket
         dtype = self.conventions.numerics.compute_dtype
         size = where(unit.gather_bytes > 0, unit.stored_elements * ITEMSIZE[dtype], 0) * presence
 
         def make() -> Iterable[Node]:
             yield copy("copy", direction, size, dtype)
             for gather in unit.gathers:
-                yield gather.started(direction, DATA_STREAM, "gather", presence)
+                yield gather.started(direction, DATA_STREAM, ticket, presence)
 
         return self._once(made_of, make)
 
@@ -117,14 +117,14 @@ class FullyShard:
 
         return self._once(("flat", unit, presence), make)
 
-    def _copy_out(self, unit: Unit, phase: Phase, released: Any) -> Iterable[Node]:
+    def _copy_out(self, unit: Unit, phase: Phase, released: Any, ticket: str = "gather") -> Iterable[Node]:
         def make() -> Iterable[Node]:
-            yield Wait(DATA_STREAM, "gather")
+            yield Wait(DATA_STREAM, ticket)
             yield Held("params", unit.weights_bytes, "gathered parameters")
             yield copy("copy_out", phase, unit.weights_bytes, self.conventions.numerics.compute_dtype)
             yield Held("buffers", -released)
 
-        return self._once(("copy_out", unit, phase, released), make)
+        return self._once(("copy_out", unit, phase, released, ticket), make)
 
     def _units(self, parts: list[tuple[Part, Any]], *, heads: int = 1) -> list[tuple[Unit, Any]]:
         """Units of parts, each with its presence; a root is gathered apart, and `heads` is 0 where no head is."""
@@ -140,13 +140,18 @@ class FullyShard:
                 found += self._start(group, direction, presence * share)
         return found
 
-    def gather_ahead(self) -> list[Node]:
-        """Gather all units of the stage before its forward pass, as a schedule of several chunks does: all at once, and
-        then copied out.
-        """
-        units = [(self.units[part], count) for part, count in self.chain.counted()]
-        begin = [Repeat(n, (*self._start(u, "forward"), *self._flat(u))) for u, n in units]
-        return [*begin, *(Repeat(n, tuple(self._copy_out(u, "forward", u.gather_bytes))) for u, n in units)]
+    @property
+    def _whole(self) -> list[tuple[Unit, Any]]:
+        """All units of the stage."""
+        return [(self.units[part], count) for part, count in self.chain.counted()]
+
+    def gather_ahead(self, ticket: str) -> list[Node]:
+        """Begin to gather all units of the stage before its forward pass, as a schedule of several chunks does."""
+        return [Repeat(n, (*self._start(u, "forward", 1, ticket), *self._flat(u))) for u, n in self._whole]
+
+    def arrive(self, ticket: str) -> list[Node]:
+        """Wait for them, and copy them out."""
+        return [Repeat(n, tuple(self._copy_out(u, "forward", u.gather_bytes, ticket))) for u, n in self._whole]
 
     def drop(self, *, layers: bool) -> list[Node]:
         """Free gathered weights: the layers' where they are there, and an end's, which forward may free with them."""

@@ -98,6 +98,11 @@ class Step:
         return (*self.before_update, *self.released, Repeat(1, self.optimizer, self.at))
 
     @property
+    def counted(self) -> tuple[Node, ...]:
+        """All of it, for sums: here in order."""
+        return self.program
+
+    @property
     def at_rest(self) -> tuple[Node, ...]:
         """What is held before a step, and after it."""
         batch = Repeat(self.position.num_microbatches, (self.ids, self.received), self.at)

@@ -14,10 +14,11 @@ from nanum import engines
 from nanum.account.cost import Cost
 from nanum.account.device import ASSUMED, context_bytes, reserved_bytes
 from nanum.account.memory import Moment, moment
+from nanum.account.rank_time import RankTimes, rank_times
 from nanum.account.step_time import Cut, StageTime, cut, stage_time
 from nanum.account.timeline import TimeMap, busy, exposed
 from nanum.account.traffic import Key, Total, axes_of, flops, traffic
-from nanum.build import build, emit_bodies
+from nanum.build import build, build_ranks
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.errors import Refused
@@ -25,6 +26,7 @@ from nanum.job import Job
 from nanum.layout import Layout
 from nanum.model import Model
 from nanum.once import Once
+from nanum.parallel.chunks import RankStep
 from nanum.parallel.pipeline import Step
 from nanum.prediction.reference import parameters, reference
 from nanum.rules import GENERAL, broken
@@ -37,7 +39,7 @@ RANGE_SOURCE = (
 
 @dataclass(frozen=True)
 class StageMemory:
-    """One pipeline stage's largest moment on its first rank."""
+    """One pipeline rank's largest moment on its first device; a rank of several stages is one here."""
 
     stage: int
     moment: Moment
@@ -51,7 +53,7 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the ledger: what the first rank of a stage exchanges in a step."""
+    """One line of the ledger: what the first device of a pipeline rank exchanges in a step."""
 
     stage: int
     axis: str
@@ -70,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Time:
-    """One step, cut along the stage that works longest; the parts add up to the step."""
+    """One step, cut along the pipeline rank that works longest; the parts add up to the step."""
 
     step_seconds: float
     step_seconds_low: float
@@ -112,7 +114,7 @@ def reasons(model: Model, job: Job, cluster: Cluster, layout: Layout, engine: En
     sizes = (layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.pp, layout.micro_batch_size)
     if any(not isinstance(n, int | np.integer) or n < 1 for n in sizes):
         return general
-    return [*general, *broken(engine.rules, model, job, cluster, layout)]
+    return [*general, *broken(engine.refuses, model, job, cluster, layout)]
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,9 @@ class Prediction:
 
     # --- the Program --------------------------------------------------------------------------------------------------
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
-        """One step of each pipeline stage."""
-        bodies = emit_bodies(self.model, self.job, self.layout, self.engine)
-        return tuple(build(self.model, self.job, self.layout, self.engine, s, bodies) for s in range(self.layout.pp))
+    def steps(self) -> tuple[Step | RankStep, ...]:
+        """One step of each pipeline rank, which has a stage or several."""
+        return build_ranks(self.model, self.job, self.layout, self.engine)
 
     @property
     def num_microbatches(self) -> int:
@@ -144,7 +145,7 @@ class Prediction:
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         at = self.layout
-        axes = frozenset(group for step in self.steps for group in axes_of(step.program))
+        axes = frozenset(group for step in self.steps for group in axes_of(step.counted))
         context = int(context_bytes(axes, at.mesh))
         found = []
         for i, step in enumerate(self.steps):
@@ -163,18 +164,31 @@ class Prediction:
     # --- time ---------------------------------------------------------------------------------------------------------
     @cached_property
     def stage_times(self) -> tuple[StageTime, ...]:
+        """Of each rank that has one stage."""
         known: Once[TimeMap] = Once()
         alike: dict[Any, Step] = {}  # stages that hold the same do the same
         times = []
         for step in self.steps:
-            same = alike.setdefault(step.holds, step)
-            times.append(stage_time(replace(step, actions=same.actions, optimizer=same.optimizer), self.cost, known))
+            if isinstance(step, Step):
+                same = alike.setdefault(step.holds, step)
+                like = replace(step, actions=same.actions, optimizer=same.optimizer)
+                times.append(stage_time(like, self.cost, known))
         return tuple(times)
 
     @cached_property
+    def _timed(self) -> RankTimes:
+        """The exact step and its parts, and what each rank waits for its own streams."""
+        structure, m = self.layout.structure, self.num_microbatches
+        several = [step for step in self.steps if isinstance(step, RankStep)]
+        if several:
+            return rank_times(structure.schedule, m, structure.virtual_stages, several, self.cost)
+        waits = np.array([float(time.streamed_seconds) for time in self.stage_times])
+        return RankTimes(cut(structure.schedule, m, self.stage_times), waits)
+
+    @property
     def parts(self) -> Cut:
         """The exact step and its parts."""
-        return cut(self.layout.structure.schedule, self.num_microbatches, self.stage_times)
+        return self._timed.cut
 
     @cached_property
     def time(self) -> Time:
@@ -212,12 +226,12 @@ class Prediction:
         the step, among a stage's sends, each at the most its own seconds.
         """
         rows = []
-        for i, (step, time) in enumerate(zip(self.steps, self.stage_times, strict=True)):
-            seconds = busy(step.program, self.cost)
+        for i, (step, streamed) in enumerate(zip(self.steps, self._timed.streamed_seconds, strict=True)):
+            seconds = busy(step.counted, self.cost)
             sends = {key for key in seconds if key.kind == "send"}
-            waits = exposed({key: each for key, each in seconds.items() if key not in sends}, time.streamed_seconds)
+            waits = exposed({key: each for key, each in seconds.items() if key not in sends}, float(streamed))
             share = float(self.parts.sends[0]) / max(len(sends), 1)
-            for key, total in traffic(step.program).items():
+            for key, total in traffic(step.counted).items():
                 its_seconds = float(seconds[key].seconds)
                 exposed_seconds = min(share, its_seconds) if key in sends else float(waits[key])
                 rows.append(self._row(i, key, total, its_seconds, exposed_seconds))
@@ -245,7 +259,7 @@ class Prediction:
     def throughput(self) -> dict[str, float]:
         """Rates of the exact step. HFU counts what is recomputed too."""
         step_seconds = self.time.step_seconds
-        hardware_flops = sum(float(flops(s.program)) for s in self.steps) / self.layout.pp
+        hardware_flops = sum(float(flops(s.counted)) for s in self.steps) / self.layout.pp
         return {
             **self.rates(step_seconds),
             "model_flops": self.model_flops,
@@ -276,7 +290,7 @@ class Prediction:
     # --- what it rests on ---------------------------------------------------------------------------------------------
     @property
     def assumptions(self) -> list[dict[str, Any]]:
-        self.stage_times  # noqa: B018 - the cost lists what it has been asked for
+        self._timed  # noqa: B018 - the cost lists what it has been asked for
         capacity = self.cluster.chip.memory_bytes
         low, high = RANGE
         stated = [

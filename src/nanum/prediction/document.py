@@ -11,13 +11,14 @@ from nanum.job import Job
 from nanum.layout import Layout
 from nanum.model import Model
 from nanum.prediction.reference import reference
+from nanum.schedule import SPLITS_BACKWARD
 
 if TYPE_CHECKING:
     from nanum.prediction import Prediction
 
 UNMODELLED = (
     "other rank orders, kernels and micro-batches than a plan tries (flash attention, powers of two up to 16)",
-    "expert and virtual-stage parallelism, fp8, offload, LoRA",
+    "expert parallelism, fp8, offload, LoRA",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
     "slower kernels while exchanges overlap with them, where that was not measured; stragglers and jitter",
@@ -27,6 +28,10 @@ UNMODELLED = (
 OF_CONTEXT_PARALLEL = (
     "uneven ranks of context parallelism: attention is counted as their average (torch takes blocks in order, so that "
     "the last rank has up to twice that; torchtitan evens them out)",
+)
+OF_HALVES = (
+    "the order of parameters in which PyTorch makes weights' gradients apart (what is held in passing differs), and "
+    "kernels of a forward and a backward that overlap (DualPipeV): they take as long as one after the other",
 )
 OF_A_RING = (
     "a ring's exchanges beside its attention (each is waited for), and what puts its partial results together",
@@ -68,7 +73,8 @@ def unmodelled(layout: Layout) -> list[str]:
     """What an answer about this layout leaves out."""
     of_context = OF_CONTEXT_PARALLEL if layout.cp > 1 else ()
     of_ring = OF_A_RING if layout.structure.cp_kind == "ring" else ()
-    return [*UNMODELLED, *of_context, *of_ring]
+    splits = layout.structure.pipelined and layout.structure.schedule in SPLITS_BACKWARD
+    return [*UNMODELLED, *of_context, *of_ring, *(OF_HALVES if splits else ())]
 
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:
@@ -137,6 +143,7 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
         "sp": s.tensor == "sequence",
         "cp_kind": s.cp_kind,
         "schedule": s.schedule,
+        "virtual_stages": s.virtual_stages,
         "recompute": s.recompute,
         "attention": s.attention,
         "compile": s.compile,

@@ -108,6 +108,8 @@ def flags_of(document: Document) -> str:
         words.append(f"--cp-kind {at['cp_kind']}")
     if at["pp"] > 1:
         words.append(f"--schedule {at['schedule']}")
+        if at["virtual_stages"] > 1:
+            words.append(f"--virtual-stages {at['virtual_stages']}")
     if at["ep"] > 1:
         words.append(f"--etp {at['etp']}")
     if at["rank_order"] != ",".join(RANK_ORDER):
@@ -135,7 +137,8 @@ def layout_words(layout: Document) -> str:
     if flat.get("cp", 1) != 1 and "cp_kind" in flat:
         others.append(f"{flat['cp_kind']} context parallel")
     if flat.get("pp", 1) != 1 and "schedule" in flat:
-        others.append(str(flat["schedule"]))
+        chunks = flat.get("virtual_stages", 1)
+        others.append(f"{flat['schedule']}{f', {chunks} stages a rank' if chunks > 1 else ''}")
     if "recompute" in flat:
         others.append(f"recompute {flat['recompute']}")
     if "micro_batch_size" in flat:

@@ -14,7 +14,8 @@ from nanum.cluster import Cluster
 from nanum.job import Job, Optimizer, Precision
 from nanum.layout import (
     AXES,
-    ONE_CHUNK,
+    ONE_STAGE,
+    TWO_WAY,
     V_SHAPED,
     ContextParallel,
     Layout,
@@ -120,9 +121,9 @@ def _virtual_stages(layout: Layout) -> str | None:
     schedule, count = layout.structure.schedule, layout.structure.virtual_stages
     if not is_whole(count) or count < 1:
         return f"virtual_stages={count} is not a whole number of at least 1"
-    if schedule in ONE_CHUNK and count > 1:
+    if schedule in ONE_STAGE and count > 1:
         return f"schedule={schedule} has one stage a rank, not virtual_stages={count}: use {', '.join(SEVERAL_CHUNKS)}"
-    if schedule in V_SHAPED and count != 2 and layout.structure.pipelined:
+    if schedule in (*V_SHAPED, *TWO_WAY) and count != 2 and layout.structure.pipelined:
         return f"schedule={schedule} has two stages a rank, not virtual_stages={count}"
     return None
 
@@ -264,7 +265,7 @@ LAYERS = Rule(
         f"num_hidden_layers={model.num_hidden_layers}"
     ),
 )
-SEVERAL_CHUNKS = tuple(name for name in get_args(Schedule) if name not in ONE_CHUNK)
+SEVERAL_CHUNKS = tuple(name for name in get_args(Schedule) if name not in ONE_STAGE)
 VIRTUAL_STAGES = Rule(
     "the schedule has another number of virtual stages",
     lambda model, job, cluster, layout: _virtual_stages(layout) is not None,
@@ -279,15 +280,6 @@ NO_PIPELINE = Rule(
         f"schedule={layout.structure.schedule} with virtual_stages={layout.structure.virtual_stages} needs pp > 1"
     ),
 )
-SCHEDULE_TIME = Rule(
-    "the time of the schedule is not modelled yet",
-    lambda model, job, cluster, layout: (layout.pp > 1) & (layout.structure.schedule in SEVERAL_CHUNKS),
-    lambda model, job, cluster, layout: (
-        f"schedule={layout.structure.schedule} is verified, but its time is not modelled yet: "
-        f"use {' or '.join(ONE_CHUNK)}"
-    ),
-)
-"""Of what asks for a time alone: whoever asks for none leaves it out."""
 POSITIONS = Rule(
     "seq_len exceeds the rows of the learned positions",
     lambda model, job, cluster, layout: (
@@ -343,7 +335,6 @@ OF_LAYOUT = (
     *OF_EXPERTS,
     VIRTUAL_STAGES,
     NO_PIPELINE,
-    SCHEDULE_TIME,
 )
 
 GENERAL = (*OF_JOB, *OF_LAYOUT)

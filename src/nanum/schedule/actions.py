@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
@@ -58,6 +59,15 @@ SPLIT = {"I": "input", "W": "weight"}
 _NAMES_OF = {kind: name for name, kind in KINDS.items()}
 
 
+_kind = lru_cache(maxsize=None)(ActionKind)  # few, of many actions
+_DIRECTION: dict[Kind, Literal["forward", "backward", "input", "weight"]] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input",
+    "W": "weight",
+}
+
+
 def placed(actions: Iterable[Action]) -> list[tuple[Action, ActionKind]]:
     """Each action of a rank with its place among those of its chunk."""
     actions = tuple(actions)
@@ -66,13 +76,11 @@ def placed(actions: Iterable[Action]) -> list[tuple[Action, ActionKind]]:
     begun: set[tuple[int, str]] = set()
     found = []
     for i, action in enumerate(actions):
-        kind, chunk = action.kind, action.chunk
-        side = "F" if kind == "F" else "I" if kind == "I" else "BW"
-        direction: Literal["forward", "backward", "input", "weight"]
-        direction = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}[kind]  # type: ignore[assignment]
+        kind, _, chunk = action
+        side = "BW" if kind in "BW" else kind
         other = chunk in before and (before[chunk] == "F") != (kind == "F")
         first = (chunk, side) not in begun
-        found.append((action, ActionKind(direction, first, kind in "BW" and ends[chunk] == i, other)))
+        found.append((action, _kind(_DIRECTION[kind], first, side == "BW" and ends[chunk] == i, other)))
         begun.add((chunk, side))
         before[chunk] = kind
     return found

@@ -25,15 +25,24 @@ class Ahead(NamedTuple):
 
 def ahead(actions: Sequence[Action], at_once: int = AT_ONCE) -> Iterator[Ahead]:
     """What is done before each action of a rank."""
-    there: list[int] = []
-    for i in range(len(actions)):
-        wanted: list[int] = []
-        for action in actions[i:]:
-            if action.chunk not in wanted:
-                wanted.append(action.chunk)
-                if len(wanted) == at_once:
-                    break
+    there: tuple[int, ...] = ()
+    nothing = Ahead((), ())
+    for wanted in reversed(_wanted(actions, at_once)):
+        if set(wanted) == set(there):
+            yield nothing
+            continue
         dropped = tuple(chunk for chunk in there if chunk not in wanted)
         gathered = tuple(chunk for chunk in wanted if chunk not in there)
-        there = [*(chunk for chunk in there if chunk in wanted), *gathered]
+        there = (*(chunk for chunk in there if chunk in wanted), *gathered)
         yield Ahead(dropped, gathered)
+
+
+def _wanted(actions: Sequence[Action], at_once: int) -> list[tuple[int, ...]]:
+    """The next chunks to be used, from each action on, the last action's first."""
+    soonest: tuple[int, ...] = ()  # every chunk that comes, by its next use
+    found = []
+    for action in reversed(actions):
+        if soonest[:1] != (action.chunk,):
+            soonest = (action.chunk, *(chunk for chunk in soonest if chunk != action.chunk))
+        found.append(soonest[:at_once])
+    return found

@@ -9,87 +9,39 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nanum.schedule.actions import KINDS, Action, names
-from nanum.schedule.orders import order, rank_of, stage_of
+from nanum.schedule.actions import KINDS, names
+from nanum.schedule.graph import graph_of_passes
+from nanum.schedule.orders import order, ranks_of, stage_of, stages_of
 from nanum.schedule.runs import Size, warmup
 
 Seconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class _Level:
-    """Actions that may run at once, as rows of the table of finish times: theirs are `start` to `stop`, those of what
-    each waits for are `before` (its stage) and `source` (over a boundary); `duration` is its row of the durations."""
+class _Named:
+    """The durations of a schedule's passes, stacked by name, of as many rows as there are stages."""
 
-    start: int
-    stop: int
-    before: NDArray[np.int64]
-    source: NDArray[np.int64]
-    duration: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class _Graph:
-    """An order as levels, each of which waits only for earlier ones. Row 0 is the start of the step; the last row, at
-    minus infinity, is what an action waits for that has no source."""
-
-    rows: int
-    levels: tuple[_Level, ...]
-    last: NDArray[np.int64]  # row of each rank's last action
     names: tuple[str, ...]  # of the actions that any rank does
+    duration: NDArray[np.int64]  # of each row of the graph, its row of the durations
     used: NDArray[np.int64]  # [pp, names, stages]: how often each rank does what on which stage
 
 
 @lru_cache(maxsize=256)
-def _graph(schedule: str, pp: int, num_microbatches: int, chunks: int) -> _Graph:
+def _named(schedule: str, pp: int, num_microbatches: int, chunks: int) -> _Named:
     ranks = order(schedule, pp, num_microbatches, chunks)
     named = [names(actions) for actions in ranks]
     done = tuple(dict.fromkeys(name for each in named for name in each))
-    total, stages = sum(map(len, ranks)), pp * chunks
-    row: dict[tuple[str, int, int], int] = {}  # by direction, stage and micro-batch
-    position, latest = [0] * pp, [0] * pp
-    used = np.zeros((pp, len(done), stages), np.int64)
-    levels = []
-    count = 0
-    while count < total:
-        start = count + 1
-        ready = []
-        for rank, actions in enumerate(ranks):
-            if position[rank] < len(actions):
-                action = actions[position[rank]]
-                stage = stage_of(schedule, pp, rank, action.chunk)
-                source = _source(action, stage, stages)
-                if source is None or rank_of(schedule, pp, source[1]) == rank:
-                    ready.append((rank, stage, total + 1))  # what is handed over on a rank was done before
-                elif source in row:
-                    ready.append((rank, stage, row[source]))
-        assert ready, "an order in which every rank waits"
-        columns = []
-        for offset, (rank, stage, came) in enumerate(ready):
-            # Durations are stacked by name, of as many rows as there are stages.
-            action, block = ranks[rank][position[rank]], done.index(named[rank][position[rank]])
-            used[rank, block, stage] += 1
-            columns.append((latest[rank], came, block * stages + stage))
-            latest[rank] = start + offset
-            if action.kind != "W":
-                row[_direction(action), stage, action.micro_batch] = start + offset
-            position[rank] += 1
-        count += len(ready)
-        before_rows, source_rows, duration = np.array(columns, dtype=np.int64).T
-        levels.append(_Level(start, start + len(ready), before_rows, source_rows, duration))
-    return _Graph(total + 2, tuple(levels), np.array(latest, dtype=np.int64), done, used)
-
-
-def _direction(action: Action) -> str:
-    return "forward" if action.kind == "F" else "backward"
-
-
-def _source(action: Action, stage: int, stages: int) -> tuple[str, int, int] | None:
-    """What an action needs of another stage; the weights' half of a backward needs nothing more."""
-    source = stage - 1 if action.kind == "F" else stage + 1
-    if action.kind == "W" or not 0 <= source < stages:
-        return None
-    return _direction(action), source, action.micro_batch
+    block = {name: i for i, name in enumerate(done)}
+    stages = stages_of(schedule, pp, chunks)
+    duration: list[int] = []
+    used = np.zeros((pp, len(done) * stages), np.int64)
+    for rank, actions in enumerate(ranks):
+        at = [stage_of(schedule, pp, rank, chunk) for chunk in range(chunks)]
+        here = [block[name] * stages + at[a.chunk] for a, name in zip(actions, named[rank], strict=True)]
+        used[rank] = np.bincount(here, minlength=used.shape[1])
+        duration += here
+    sequence = graph_of_passes(schedule, pp, num_microbatches, chunks).sequence
+    return _Named(done, np.array(duration)[sequence], used.reshape(pp, len(done), stages))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,12 +79,12 @@ def finish_times(
     Raises:
         ValueError: the schedule is unknown, or has no order for these sizes.
     """
-    stages = np.shape(next(iter(durations.values())))[0]
-    graph = _graph(schedule, stages // chunks, num_microbatches, chunks)
-    stacked, send = _stacked(graph.names, durations, send_seconds)
+    pp = ranks_of(schedule, np.shape(next(iter(durations.values())))[0], chunks)
+    graph = graph_of_passes(schedule, pp, num_microbatches, chunks)
+    named = _named(schedule, pp, num_microbatches, chunks)
+    stacked, send = _stacked(named.names, durations, send_seconds)
     *_, n = stacked.shape
     durations_by_row = stacked.reshape(-1, n)
-    pp = len(graph.used)
     busy = np.zeros((pp, n))
     ends = np.empty((pp, n))
     # In blocks of layouts: the table of finish times stays within a few megabytes.
@@ -144,12 +96,14 @@ def finish_times(
         finished[0], finished[-1] = 0.0, -np.inf
         for level in graph.levels:
             arrived = finished.take(level.source, axis=0)
+            if level.also is not None:
+                np.maximum(arrived, finished.take(level.also, axis=0), out=arrived)
             arrived += sent
             np.maximum(arrived, finished.take(level.before, axis=0), out=arrived)
-            arrived += duration.take(level.duration, axis=0)
+            arrived += duration.take(named.duration[level.start - 1 : level.stop - 1], axis=0)
             finished[level.start : level.stop] = arrived
         ends[:, part] = finished[graph.last]
-    for rank, used in enumerate(graph.used):
+    for rank, used in enumerate(named.used):
         here = used.any(axis=0)
         busy[rank] = np.tensordot(used[:, here], stacked[:, here], 2)
     return Finish(ends, busy, ends.max(axis=0))

@@ -9,30 +9,50 @@ tests hold them to PyTorch's own tables.
 - `interleaved` (arXiv 2104.04473, section 2.2): micro-batches go in rounds through all chunks of a rank, one forward
   and one backward in turn once the warm-up is over.
 - `zb-h1` (arXiv 2401.10241, section 3), interleaved: backward is split, and the weights' half trails by as many
-  micro-batches as the rank is far from the first.
+  micro-batches as the rank is far from the first. `zb-h2`, of one chunk, does twice the forwards of warm-up, and the
+  weights' half trails by twice as many.
 - `zbv` (arXiv 2401.10241, section 6) and `dualpipev` (github.com/deepseek-ai/DualPipe): two chunks a rank, laid as a V,
   so that the first rank holds both ends of the model.
+- `dualpipe` (arXiv 2412.19437, section 3.2; github.com/deepseek-ai/DualPipe, dualpipe.py): two chunks a rank, of which
+  the first are the model down the ranks and the second the model again, up the ranks. Half of the micro-batches enter
+  at either end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
-from nanum.layout import V_SHAPED
+from nanum.layout import TWO_WAY, V_SHAPED
 from nanum.schedule.actions import Action, Order
 from nanum.schedule.runs import WARMUP, runs
 
 
+def stages_of(schedule: str, pp: Any, chunks: int) -> Any:
+    """Stages that a model is cut into: one for each chunk of a rank, but where each is held twice. `pp` is an int or an
+    array.
+    """
+    return pp if schedule in TWO_WAY else pp * chunks
+
+
+def ranks_of(schedule: str, stages: int, chunks: int) -> int:
+    """Ranks of a pipeline of that many stages."""
+    return stages if schedule in TWO_WAY else stages // chunks
+
+
 def stage_of(schedule: str, pp: int, rank: int, chunk: int) -> int:
-    """The pipeline stage that chunk `chunk` of rank `rank` is: chunks go round the ranks, or down and up again (V)."""
-    return chunk * pp + (pp - 1 - rank if schedule in V_SHAPED and chunk % 2 else rank)
+    """The pipeline stage that chunk `chunk` of rank `rank` is: chunks go round the ranks, or down and up again (V), or
+    the second chunks are the same stages, up the ranks.
+    """
+    up = chunk % 2 and schedule in (*V_SHAPED, *TWO_WAY)
+    return (0 if schedule in TWO_WAY else chunk * pp) + (pp - 1 - rank if up else rank)
 
 
 def rank_of(schedule: str, pp: int, stage: int) -> int:
-    """The rank that holds a stage."""
+    """The rank that holds a stage or, where two do, that of the first chunks."""
     chunk, place = divmod(stage, pp)
     return pp - 1 - place if schedule in V_SHAPED and chunk % 2 else place
 
@@ -86,13 +106,16 @@ def rounds(pp: int, num_microbatches: int) -> int:
     return max(1, num_microbatches // pp)
 
 
-def _interleaved(hop: int, *, split: bool) -> Callable[[int, int, int, int], list[Action]]:
-    """`hop`: forwards of warm-up for each rank that follows. The backward of a chunk is split, or whole."""
+def _interleaved(hop: int, *, trail: int | None = None) -> Callable[[int, int, int, int], list[Action]]:
+    """`hop`: forwards of warm-up for each rank that follows. Where there is a `trail` backward is split, and weights'
+    halves trail by that many for each rank before.
+    """
 
     def actions(pp: int, rank: int, chunks: int, num_microbatches: int) -> list[Action]:
         together = num_microbatches // rounds(pp, num_microbatches)
         total = chunks * num_microbatches
         warmup = min((chunks - 1) * together + hop * (pp - 1 - rank), total)
+        split, owed = trail is not None, (trail or 0) * rank
 
         def visit(i: int) -> tuple[int, int]:
             """Chunk and micro-batch of a rank's i-th forward."""
@@ -112,10 +135,10 @@ def _interleaved(hop: int, *, split: bool) -> Callable[[int, int, int, int], lis
             backward = i - warmup
             if backward >= 0:
                 done.append(back("I" if split else "B", backward))
-            if split and backward >= rank:
-                done.append(back("W", backward - rank))
+            if split and backward >= owed:
+                done.append(back("W", backward - owed))
         if split:
-            done += [back("W", i) for i in range(max(total - rank, 0), total)]
+            done += [back("W", i) for i in range(max(total - owed, 0), total)]
         return done
 
     return actions
@@ -151,7 +174,7 @@ def _zbv(pp: int, rank: int, chunks: int, num_microbatches: int) -> list[Action]
 
 
 def _dualpipev(pp: int, rank: int, chunks: int, num_microbatches: int) -> list[Action]:
-    """A forward and the backward beside it are overlapped on the device; in order, the forward comes first."""
+    """A forward and the backward beside it are one on the device (`overlapped`); in order, the forward comes first."""
     later, r = pp - 1 - rank, _Rank()
     for _ in range(2 * later):
         r.do("F", 0)
@@ -180,15 +203,26 @@ def _dualpipev(pp: int, rank: int, chunks: int, num_microbatches: int) -> list[A
     return r.actions
 
 
+def _dualpipe(pp: int, rank: int, chunks: int, num_microbatches: int) -> list[Action]:
+    """What a V of half the ranks does: a rank begins with the chunk whose first stage is at the nearer end."""
+    near, half = (0, rank) if rank < pp // 2 else (1, pp - 1 - rank)
+    each_way = num_microbatches // 2
+    of_v = _dualpipev(pp // 2, half, chunks, each_way)
+    chunk = {0: near, 1: 1 - near}
+    return [Action(a.kind, a.micro_batch + chunk[a.chunk] * each_way, chunk[a.chunk]) for a in of_v]
+
+
 _OF_RANK: dict[str, Callable[[int, int, int, int], list[Action]]] = {
     **{name: _one_chunk(name) for name in WARMUP},
-    "interleaved": _interleaved(2, split=False),
+    "interleaved": _interleaved(2),
     "looped-bfs": _looped_bfs,
-    "zb-h1": _interleaved(1, split=True),
+    "zb-h1": _interleaved(1, trail=1),
+    "zb-h2": _interleaved(2, trail=2),
     "zbv": _zbv,
+    "dualpipe": _dualpipe,
     "dualpipev": _dualpipev,
 }
-SPLITS_BACKWARD = ("zb-h1", "zbv", "dualpipev")
+SPLITS_BACKWARD = ("zb-h1", "zb-h2", "zbv", "dualpipe", "dualpipev")
 """Schedules of which some backwards are done in two halves."""
 
 
@@ -196,11 +230,15 @@ def why_not(schedule: str, pp: int, chunks: int, num_microbatches: int) -> str |
     """Why a schedule has no order for these sizes, whole numbers of at least 1; None where it has."""
     if schedule in WARMUP:
         return None if chunks == 1 else f"{schedule} has one chunk a rank, not {chunks}"
-    if schedule in V_SHAPED:
+    if schedule == "zb-h2":
+        return None if chunks == 1 else f"zb-h2 has one chunk a rank, not {chunks}"
+    if schedule in (*V_SHAPED, *TWO_WAY):
         if chunks != 2:
             return f"{schedule} has two chunks a rank, not {chunks}"
-        if schedule == "dualpipev" and num_microbatches < 2 * pp:
-            return f"dualpipev needs a micro-batch for each of its {2 * pp} stages, and there are {num_microbatches}"
+        if schedule in TWO_WAY and (pp % 2 or num_microbatches % 2):
+            return f"{schedule} halves ranks and micro-batches, and of {pp} and {num_microbatches} not both are even"
+        if schedule in ("dualpipe", "dualpipev") and num_microbatches < 2 * pp:
+            return f"{schedule} needs {2 * pp} micro-batches, two for each rank, and there are {num_microbatches}"
         return None
     many = rounds(pp, num_microbatches)
     if schedule != "looped-bfs" and num_microbatches % many:
@@ -223,6 +261,18 @@ def order(schedule: str, pp: int, num_microbatches: int, chunks: int = 1) -> Ord
     if reason := why_not(schedule, pp, chunks, num_microbatches):
         raise ValueError(reason)
     return tuple(tuple(_OF_RANK[schedule](pp, rank, chunks, num_microbatches)) for rank in range(pp))
+
+
+def overlapped(schedule: str, pp: int, rank: int, actions: Sequence[Action]) -> frozenset[int]:
+    """The places of a rank's forwards that are computed together with the backward that follows: both have their
+    results when both are done. DualPipe and its V leave the first such pair of the ranks at the turn apart, "to further
+    reduce bubble size".
+    """
+    if schedule not in ("dualpipe", "dualpipev"):
+        return frozenset()
+    pairs = [i for i, (a, b) in enumerate(pairwise(actions)) if (a.kind, b.kind) == ("F", "B")]
+    turns = rank == pp - 1 if schedule in V_SHAPED else rank in (pp // 2 - 1, pp // 2)
+    return frozenset(pairs[1:] if turns else pairs)
 
 
 @lru_cache(maxsize=1024)

@@ -100,7 +100,7 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
     for tried in (micro, spread(model, cluster.gpus)):
         table = np.concatenate([np.repeat(table, len(tried), 0), np.tile(tried, len(table))[:, None]], axis=1)
     tp, pp, ep = table[:, 2], table[:, 3], table[:, 5]
-    rules = [rule for rule in (*GENERAL, *engine.rules) if rule is not WORLD]
+    rules = [rule for rule in (*GENERAL, *engine.refuses) if rule is not WORLD]
     for structure in structures(engine, like or Structure(), experts=bool(ep.max() > 1)):
         here = ((tp > 1) == (structure.tensor != "none")) & ((pp > 1) == structure.pipelined)
         here &= (ep > 1) == structure.own_experts

@@ -1,0 +1,98 @@
+"""The time of a step whose ranks hold several stages: what each turn does to a rank's clocks, and the pipeline's exact
+recurrence over them.
+
+A rank's streams run on from turn to turn: weights that are gathered ahead arrive while a pass computes, and gradients
+are reduced beside the passes that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from nanum.account.cost import Cost
+from nanum.account.step_time import Cut, parts
+from nanum.account.timeline import COMPUTE, Clock, TimeMap, fold
+from nanum.once import Once
+from nanum.program import PIPELINE_STREAM, Collective, Node
+from nanum.schedule import Weights, finish_clocks, graph_of_turns
+
+
+class RankStep(Protocol):
+    """A rank's step as `parallel.chunks` builds it: its turns in order, of which the last is its update."""
+
+    @property
+    def turns(self) -> tuple[tuple[Node, ...], ...]: ...
+    @property
+    def send(self) -> Collective: ...
+    @property
+    def weights(self) -> Weights: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RankTimes:
+    """The step of a pipeline, and of each rank what it waits for its own streams: [pp] seconds."""
+
+    cut: Cut
+    streamed_seconds: np.ndarray
+
+
+def rank_times(schedule: str, num_microbatches: int, chunks: int, ranks: Sequence[RankStep], cost: Cost) -> RankTimes:
+    """Fold each distinct turn once, and play the step: as it is, were sends free, and were no rank to wait for another
+    (which is what each rank works).
+    """
+    kinds, maps = _folded(ranks, cost)
+    send = float(cost.collective_seconds(ranks[0].send))
+    graph = graph_of_turns(schedule, len(ranks), num_microbatches, chunks, ranks[0].weights)
+    sends = np.array([send, 0.0, -np.inf])
+    shown = finish_clocks(graph, kinds, _matrices(maps)[..., None].repeat(len(sends), axis=3), sends)
+    ends = shown.max(axis=1)  # what is started and never waited for counts as well
+    compute, blocking = (np.array([getattr(m, of) for m in maps]) for of in ("compute_seconds", "blocking_seconds"))
+    update = np.array([compute[of_rank[-1]] for of_rank in kinds])
+    worked = np.array([compute[of_rank[:-1]].sum() for of_rank in kinds])
+    blocked = np.array([blocking[of_rank].sum() for of_rank in kinds])
+    step, free = ends[:, 0].max(), ends[:, 1].max()
+    work = ends[:, 2]
+    cut = parts(*(np.asarray(q, np.float64)[..., None] for q in (step, free, work, worked, update)))
+    return RankTimes(cut, np.maximum(work - worked - update - blocked, 0.0))
+
+
+def _folded(ranks: Sequence[RankStep], cost: Cost) -> tuple[list[np.ndarray], list[TimeMap]]:
+    """By rank, the place of each turn among the distinct ones, and what these do."""
+    known: Once[TimeMap] = Once()
+    place: dict[int, int] = {}
+    maps: list[TimeMap] = []
+    kinds = []
+    for rank in ranks:
+        turns = rank.turns
+        for nodes in turns:
+            if id(nodes) not in place:
+                place[id(nodes)] = len(maps)
+                maps.append(fold(nodes, cost, known))
+        kinds.append(np.array([place[id(nodes)] for nodes in turns]))
+    return kinds, maps
+
+
+def _matrices(maps: Sequence[TimeMap]) -> np.ndarray:
+    """[maps, clocks, clocks] seconds, the compute's clock first. Sends are the recurrence's: their stream has none."""
+    seen = dict.fromkeys([COMPUTE])
+    for m in maps:
+        for clock, row in m.rows.items():
+            seen.update(dict.fromkeys([clock, *row]))
+    clocks: dict[Clock, int] = {}
+    for clock in seen:
+        if clock[:1] != (PIPELINE_STREAM,):
+            clocks[clock] = len(clocks)
+    found = np.full((len(maps), len(clocks), len(clocks)), -np.inf)
+    found[:, range(len(clocks)), range(len(clocks))] = 0.0  # what a turn does not touch keeps its time
+    for i, m in enumerate(maps):
+        for clock, row in m.rows.items():
+            if clock in clocks:
+                found[i, clocks[clock]] = -np.inf
+                for start, seconds in row.items():
+                    if start in clocks:
+                        found[i, clocks[clock], clocks[start]] = seconds
+    return found
