@@ -22,6 +22,7 @@ from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Around, Chain, Each
 from nanum.parallel.places import Direction, Part, Place
+from nanum.parallel.units import Matrices, hidden_matrices, orthogonalized
 from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
 from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes, Tensor, reshard
 
@@ -37,6 +38,8 @@ class Buffer:
     transient_grads_bytes: Any  # gradients that backward leaves outside the buffer
     tp_grads_elements: Any  # norm weights, whose sums over tp are still pending
     sizes: tuple[Any, ...]  # elements of each tensor, in order
+    states_bytes: Any  # of the optimizer's states for all of them
+    matrices: Matrices  # rows and columns of those between activations
 
     def times(self, presence: Any, take: Any) -> Buffer:
         return Buffer(
@@ -47,6 +50,8 @@ class Buffer:
             take(self.transient_grads_bytes) * presence,
             take(self.tp_grads_elements) * presence,
             tuple(take(q) * presence for q in self.sizes),
+            take(self.states_bytes) * presence,
+            tuple((take(rows), take(columns)) for rows, columns in self.matrices),
         )
 
     def __add__(self, other: Buffer) -> Buffer:
@@ -60,6 +65,8 @@ class Buffer:
             self.transient_grads_bytes + other.transient_grads_bytes,
             self.tp_grads_elements + other.tp_grads_elements,
             (*self.sizes, *other.sizes),
+            self.states_bytes + other.states_bytes,
+            (*self.matrices, *other.matrices),
         )
 
 
@@ -73,11 +80,14 @@ def buffer(
     elements: Any = 0
     transient: Any = 0
     pending_tp: Any = 0
+    states: Any = 0
     sizes = []
+    weights = tuple(weights)
     for w in weights:
         size = shapes.elements(w.dims, w.split)
         elements = elements + size
         sizes.append(size)
+        states = states + n.states.bytes(w.dims, shapes.shape(w.dims, w.split))
         g = grads[w]
         transient = transient + shapes.bytes(g)
         if "tp" in g.partial:
@@ -92,7 +102,8 @@ def buffer(
         at_rest = Tensor("flat_params", ("flat",), cut, n.compute_dtype, category="params")
         (m,) = reshard(at_rest, {})[1]
         gather = collective(flat, m.kind, m.axes, m.before, m.after, "forward", "params")
-    return Buffer(gather, reduce, elements, flat.elements(("flat",), cut), transient, pending_tp, tuple(sizes))
+    shard, matrices = flat.elements(("flat",), cut), hidden_matrices(shapes, weights)
+    return Buffer(gather, reduce, elements, shard, transient, pending_tp, tuple(sizes), states, matrices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +129,15 @@ class FlatBuffers:
         return [
             Held("params", (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype], "parameters"),
             Held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
-            Held("optimizer_states", (shard if zero else whole) * n.state_bytes, "optimizer states"),
+            Held("optimizer_states", self._states_bytes, "optimizer states"),
         ]
+
+    @property
+    def _states_bytes(self) -> Any:
+        """Of what this rank updates: elements of a shard of the flat dim, or tensors."""
+        if not self._zero:
+            return self._total("states_bytes")
+        return self._total("shard_elements") * self.conventions.numerics.states.each()
 
     # --- exchanges --------------------------------------------------------------------------------------------------
     def _start(self, c: Collective | None, ticket: str, phase: Phase, share: Any = 1) -> list[Node]:
@@ -258,7 +276,8 @@ class FlatBuffers:
                 self._sum_at_the_end(("pp",), 2, ends, self.chain.tied_elements * ITEMSIZE[n.grad_dtype] * ends)
             )
         updated = self._total("shard_elements" if self._zero else "elements")
-        moved = updated * (2 * n.state_bytes + ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
+        moved = 2 * self._states_bytes + updated * (ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
+        nodes += orthogonalized(n.states, ((self.buffers[part].matrices, k) for part, k in self.chain.counted()))
         nodes.append(Compute("optimizer", "optimizer", 0.0, moved, "fp32"))
         return nodes
 
