@@ -80,11 +80,15 @@ def test_ranks_of_a_run_differ() -> None:
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 6))
 def test_owners_have_all_parameters_between_them_and_none_much_more(sizes: list[int], ranks: int) -> None:
     """Each goes to the least laden: no rank is ahead of another by more than one parameter."""
-    shares = _shares(Each((), (tuple(sizes),), ()), (0,), ranks)
-    assert sum(elements for elements, _, _ in shares) == sum(sizes)
-    assert sum(tensors for _, tensors, _ in shares) == len(sizes)
-    assert shares[0][2] == max(sizes)
-    most, least = (of(elements for elements, _, _ in shares) for of in (max, min))
+    states, counters = tuple(8 * size + 1 for size in sizes), (4,) * len(sizes)
+    turns = tuple(Each((), (of_layer,), ()) for of_layer in (tuple(sizes), states, counters))
+    shares = _shares(turns, (0,), ranks)
+    assert sum(share.elements for share in shares) == sum(sizes)
+    assert sum(share.tensors for share in shares) == len(sizes)
+    assert sum(share.states_bytes for share in shares) == sum(states)
+    assert [share.counters_bytes for share in shares] == [4 * share.tensors for share in shares]
+    assert shares[0].largest_elements == max(sizes)
+    most, least = (of(share.elements for share in shares) for of in (max, min))
     assert most - least <= max(sizes)
 
 

@@ -19,11 +19,12 @@ from nanum import engines
 from nanum.account.memory import held_after, moment
 from nanum.account.traffic import traffic
 from nanum.build import build
-from nanum.conventions import ITEMSIZE, Conventions, Numerics
+from nanum.conventions import Conventions, Numerics
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.parallel.pipeline import Step
+from nanum.states import States
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "traced_peaks.json").read_text(encoding="utf-8"))
 CASES: list[dict[str, Any]] = [dict(zip(RECORDED["columns"], row, strict=True)) for row in RECORDED["rows"]]
@@ -80,7 +81,7 @@ def step(case: dict[str, Any]) -> Step:
         numerics = stated.numerics
         if alone:  # a plain module: AdamW's two states in the parameters' dtype, and a 4-byte count a tensor
             dtype = job.precision
-            numerics = Numerics(dtype, dtype, dtype, 2 * ITEMSIZE[dtype], 4)
+            numerics = Numerics(dtype, dtype, dtype, States("adamw", dtype, counters=True))
         # gloo reduces a copy of its input; the fake group reduces nothing
         gloo = not alone and case["backend"] == "gloo"
         return replace(

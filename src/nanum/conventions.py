@@ -6,7 +6,10 @@ An engine file fills one `Conventions`; every emitter reads it, and none asks fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from nanum.states import States
 
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "bool": 1, "onehot": 0}
 """Bytes of one element. A one-hot operand (token ids) is never materialised."""
@@ -17,13 +20,12 @@ FUSABLE: frozenset[Fused] = frozenset({"norm", "rotary", "activation", "loss"})
 
 @dataclass(frozen=True)
 class Numerics:
-    """The dtypes of a step, and the optimizer's bytes for each parameter."""
+    """The dtypes of a step, and what the optimizer keeps."""
 
     param_dtype: str  # as stored
     compute_dtype: str  # of gathered weights and activations
     grad_dtype: str  # in which gradients are reduced and kept
-    state_bytes: int  # optimizer states for each parameter, master weights included
-    state_bytes_per_tensor: int = 0  # PyTorch keeps a 4-byte step counter for each tensor
+    states: States  # of the optimizer, master weights included
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Optimizer = Literal["adamw", "sgd"]
+Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
 
 
 @dataclass(frozen=True)

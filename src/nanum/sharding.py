@@ -130,6 +130,10 @@ class Shapes:
             self._firsts[axes] = Shapes(self.mesh, self.dims, at)
         return self._firsts[axes]
 
+    def shape(self, dims: tuple[str, ...], split: Split) -> tuple[Any, ...]:
+        """Of this rank's shard of a tensor."""
+        return tuple(self.part(d, split.get(d, ())) for d in dims)
+
     def elements(self, dims: tuple[str, ...], split: Split) -> Any:
         key = tuple((d, split.get(d, ())) for d in dims)
         if key not in self._elements:

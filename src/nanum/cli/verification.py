@@ -28,6 +28,8 @@ DEFAULT_MODEL = "tiny-llama"
 DEFAULT_SEQ_LEN = 64
 DEFAULT_MICRO_BATCH_SIZE = 2
 LARGEST_ANSWER_BYTES = 64 * 2**20
+TRAINED = ("adamw", "sgd")
+"""Optimizers that a real run has."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ def _job(reader: Reader, model: Model | None, layout: Layout) -> Job:
         chosen[name] = reader.choice(name, default)
         if not reader.said(name):
             reader.defaults.append(f"{name} {default}")
+    if chosen["optimizer"] not in TRAINED:
+        reader.reasons.append(f"--optimizer {chosen['optimizer']}: a real run has {' or '.join(TRAINED)}")
     return Job(seq_len, batch, **chosen)
 
 

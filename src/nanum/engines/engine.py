@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from nanum.conventions import Conventions, Numerics
-from nanum.job import Job
-from nanum.layout import ONE_CHUNK, Schedule, Structure
+from nanum.job import Job, Optimizer
+from nanum.layout import ONE_CHUNK, Layout, Schedule, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.states import States
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,27 @@ def zero_rule(engine: str, stages: tuple[int, ...], why: str) -> Rule:
     )
 
 
-def fsdp_numerics(job: Job) -> Numerics:
-    """fp32 shards, states and reductions; computed in the job's precision. AdamW keeps two states, SGD with momentum
-    one.
-    """
-    return Numerics(
-        "fp32", job.precision, "fp32", {"adamw": 8, "sgd": 4}[job.optimizer], {"adamw": 4, "sgd": 0}[job.optimizer]
+def optimizer_rule(engine: str, lacks: Mapping[Optimizer, str]) -> Rule:
+    """Refuses the optimizers that an engine does not have, each with the reason."""
+    return Rule(
+        f"{engine} has no such optimizer",
+        lambda model, job, cluster, layout: job.optimizer in lacks,
+        lambda model, job, cluster, layout: f"--optimizer {job.optimizer} is not for {engine}: {lacks[job.optimizer]}",
     )
+
+
+def muon_rule(engine: str, cut: Callable[[Layout], Any], why: str) -> Rule:
+    """Refuses Muon where matrices are cut: its step is of whole ones."""
+    return Rule(
+        f"Muon's matrices are cut ({engine})",
+        lambda model, job, cluster, layout: (job.optimizer == "muon") & cut(layout),
+        lambda model, job, cluster, layout: f"--optimizer muon takes its step on whole matrices, and {why} ({engine})",
+    )
+
+
+def fsdp_numerics(job: Job) -> Numerics:
+    """fp32 shards, states and reductions; computed in the job's precision."""
+    return Numerics("fp32", job.precision, "fp32", States(job.optimizer, "fp32", counters=True))
 
 
 def weighed_layers(num_hidden_layers: int, pp: Any, stage: Any) -> Any:

@@ -11,17 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 from nanum.conventions import ATTENTION_CORE, FUSABLE, Conventions, Kept, Numerics
-from nanum.engines.engine import Engine, eager_rule, where_pipelined, zero_rule
+from nanum.engines.engine import Engine, eager_rule, muon_rule, optimizer_rule, where_pipelined, zero_rule
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.states import States
 
 
 def numerics(job: Job) -> Numerics:
-    """Half-precision parameters have fp32 masters; AdamW keeps two states, SGD with momentum one."""
-    states = {"adamw": 8, "sgd": 4}[job.optimizer]
-    return Numerics(job.precision, job.precision, "fp32", states + (4 if job.precision != "fp32" else 0))
+    """Half-precision parameters have fp32 masters, and states of theirs."""
+    states = States(job.optimizer, "fp32", masters=job.precision != "fp32")
+    return Numerics(job.precision, job.precision, "fp32", states)
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
@@ -64,6 +65,24 @@ def _micro_batches(job: Job, layout: Layout) -> Any:
 
 
 RULES = (
+    optimizer_rule(
+        "megatron",
+        {
+            "adamw-8bit": "its precision-aware optimizer has moments in fp16, bf16 or fp8 and no blocks of 8 bits",
+            "adafactor": "it has none, and its flat buffers keep no rows and columns",
+        },
+    ),
+    muon_rule("megatron", lambda layout: layout.tp > 1, "how its Muon gathers those that tp cuts is not modelled"),
+    muon_rule(
+        "megatron",
+        lambda layout: layout.structure.zero > 0,
+        "a flat buffer cuts them anywhere; the layer-wise distributed optimizer is not modelled: use --zero 0",
+    ),
+    Rule(
+        "Megatron's Muon is not for fp16",
+        lambda model, job, cluster, layout: (job.optimizer == "muon") & (job.precision == "fp16"),
+        lambda model, job, cluster, layout: "--optimizer muon is not for --precision fp16 (megatron)",
+    ),
     Rule(
         "megatron's context parallelism is not modelled yet",
         lambda model, job, cluster, layout: layout.cp > 1,

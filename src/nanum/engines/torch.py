@@ -11,20 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 from nanum.cluster import Cluster
-from nanum.conventions import ITEMSIZE, RING, Conventions, Kept, Numerics
+from nanum.conventions import RING, Conventions, Kept, Numerics
 from nanum.engines import pipelining
-from nanum.engines.engine import Engine, eager_rule, fsdp_numerics, weighed_layers, zero_rule
+from nanum.engines.engine import Engine, eager_rule, fsdp_numerics, muon_rule, weighed_layers, zero_rule
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.states import States
 
 
 def whole_numerics(job: Job) -> Numerics:
     """A module in one dtype: parameters, gradients and states alike."""
-    states = {"adamw": 2, "sgd": 1}[job.optimizer]
-    counter = {"adamw": 4, "sgd": 0}[job.optimizer]
-    return Numerics(job.precision, job.precision, job.precision, states * ITEMSIZE[job.precision], counter)
+    dtype = job.precision
+    return Numerics(dtype, dtype, dtype, States(job.optimizer, dtype, counters=True))
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
@@ -62,6 +62,30 @@ def _backwards_in_a_row(model: Model, job: Job, cluster: Cluster, layout: Layout
 
 
 RULES = (
+    muon_rule(
+        "torch",
+        lambda layout: layout.tp > 1,
+        "torch.optim.Muon gathers those that tp cuts for each of its products, which is not modelled",
+    ),
+    muon_rule(
+        "torch",
+        lambda layout: (layout.structure.zero == 3) & (layout.dp_shard * layout.cp > 1),
+        "torch.optim.Muon gathers FSDP2's shards for each of its products, which is not modelled; torchtitan's Muon "
+        "brings each to one rank",
+    ),
+    muon_rule(
+        "torch", lambda layout: layout.structure.zero == 1, "ZeroRedundancyOptimizer holds Muon or AdamW, not both"
+    ),
+    Rule(
+        "torch.optim.Adafactor fails on DTensors",
+        lambda model, job, cluster, layout: (
+            (job.optimizer == "adafactor") & ((layout.structure.zero == 3) | (layout.tp > 1))
+        ),
+        lambda model, job, cluster, layout: (
+            f"--optimizer adafactor with zero={layout.structure.zero} and tp={layout.tp}: PyTorch 2.13's Adafactor "
+            "fails on the DTensors of FSDP2 and of tensor parallelism (torch)"
+        ),
+    ),
     Rule(
         "torch's context parallelism is with FSDP2",
         lambda model, job, cluster, layout: (layout.cp > 1) & (layout.structure.zero != 3),

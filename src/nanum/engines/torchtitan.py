@@ -5,7 +5,8 @@ pipeline_parallel.py (layers of a stage), activation_checkpoint.py (selective: e
 reduce-scatters are kept), config/configs.py. Parameters are fp32 shards, gathered and computed in bf16, reduced in
 fp32. nn.RMSNorm is one kernel on CUDA; the rest is eager unless compiled. The optimizer is fused. Context parallelism:
 this version gathers keys and values around FlexAttention (allgather), 0.2 ran PyTorch's ring, and Ulysses is not its
-own; each rank takes a block from both ends of a sequence, so that causal attention is even.
+own; each rank takes a block from both ends of a sequence, so that causal attention is even. Its optimizers are AdamW
+and, for Muon, DistMuon; another is taken to be one that works on each rank's shards.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from nanum.conventions import FUSABLE, Conventions, Kept
 from nanum.engines import pipelining
-from nanum.engines.engine import Engine, fsdp_numerics, weighed_layers, zero_rule
+from nanum.engines.engine import Engine, fsdp_numerics, muon_rule, weighed_layers, zero_rule
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
@@ -46,6 +47,11 @@ def _num_microbatches(job: Job, layout: Layout) -> Any:
 
 
 RULES = (
+    muon_rule(
+        "torchtitan",
+        lambda layout: layout.tp > 1,
+        "DistMuon's way with those that tp cuts too is not modelled: use --tp 1",
+    ),
     zero_rule(
         "torchtitan",
         (0, 3),

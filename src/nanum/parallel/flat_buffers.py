@@ -23,7 +23,7 @@ from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Around, Chain, Each
 from nanum.parallel.places import Direction, Part, Place
-from nanum.parallel.units import zero_axes
+from nanum.parallel.units import Matrices, hidden_matrices, orthogonalized, zero_axes
 from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
 from nanum.sharding import EXPERT_ZERO_AXES, ZERO_AXES, Shapes, Tensor, reshard
 
@@ -39,6 +39,8 @@ class Buffer:
     transient_grads_bytes: Any  # gradients that backward leaves outside the buffer
     tp_grads_elements: Any  # norm weights, whose sums over tp are still pending
     sizes: tuple[Any, ...]  # elements of each tensor, in order
+    states_bytes: Any  # of the optimizer's states for all of them
+    matrices: Matrices  # rows and columns of those between activations
 
     def times(self, presence: Any, take: Any) -> Buffer:
         return Buffer(
@@ -49,6 +51,8 @@ class Buffer:
             take(self.transient_grads_bytes) * presence,
             take(self.tp_grads_elements) * presence,
             tuple(take(q) * presence for q in self.sizes),
+            take(self.states_bytes) * presence,
+            tuple((take(k), take(rows), take(columns)) for k, rows, columns in self.matrices),
         )
 
     def __add__(self, other: Buffer) -> Buffer:
@@ -62,6 +66,8 @@ class Buffer:
             self.transient_grads_bytes + other.transient_grads_bytes,
             self.tp_grads_elements + other.tp_grads_elements,
             (*self.sizes, *other.sizes),
+            self.states_bytes + other.states_bytes,
+            (*self.matrices, *other.matrices),
         )
 
 
@@ -83,12 +89,14 @@ def buffer(
     elements: Any = 0
     transient: Any = 0
     pending_tp: Any = 0
+    states: Any = 0
     sizes = []
-    weights = [w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES) == experts]
+    weights = tuple(w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES) == experts)
     for w in weights:
         size = shapes.elements(w.dims, w.split)
         elements = elements + size
         sizes.append(size)
+        states = states + n.states.bytes(w.dims, shapes.shape(w.dims, w.split))
         g = grads[w]
         transient = transient + shapes.bytes(g)
         if "tp" in g.partial:
@@ -104,7 +112,8 @@ def buffer(
         at_rest = Tensor("flat_params", ("flat",), cut, n.compute_dtype, category="params")
         (m,) = reshard(at_rest, {})[1]
         gather = collective(flat, m.kind, m.axes, m.before, m.after, "forward", "params")
-    return Buffer(gather, reduce, elements, flat.elements(("flat",), cut), transient, pending_tp, tuple(sizes))
+    shard, matrices = flat.elements(("flat",), cut), hidden_matrices(shapes, weights)
+    return Buffer(gather, reduce, elements, shard, transient, pending_tp, tuple(sizes), states, matrices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +139,15 @@ class FlatBuffers:
         return [
             Held("params", (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype], "parameters"),
             Held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
-            Held("optimizer_states", (shard if zero else whole) * n.state_bytes, "optimizer states"),
+            Held("optimizer_states", self._states_bytes, "optimizer states"),
         ]
+
+    @property
+    def _states_bytes(self) -> Any:
+        """Of what this rank updates: elements of a shard of the flat dim, or tensors."""
+        if not self._zero:
+            return self._total("states_bytes")
+        return self._total("shard_elements") * self.conventions.numerics.states.each()
 
     # --- exchanges --------------------------------------------------------------------------------------------------
     def _start(self, c: Collective | None, ticket: str, phase: Phase, share: Any = 1) -> list[Node]:
@@ -314,7 +330,11 @@ class FlatBuffers:
                 self._sum_at_the_end(("pp",), 2, ends, self.chain.tied_elements * ITEMSIZE[n.grad_dtype] * ends)
             )
         updated = sum(chunk._total("shard_elements" if self._zero else "elements") for chunk in chunks)
-        moved = updated * (2 * n.state_bytes + ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
+        states = sum(chunk._states_bytes for chunk in chunks)
+        moved = 2 * states + updated * (ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
+        for chunk in chunks:
+            for each in chunk.buffers:
+                nodes += orthogonalized(n.states, ((each[part].matrices, k) for part, k in chunk.chain.counted()))
         nodes.append(Compute("optimizer", "optimizer", 0.0, moved, "fp32"))
         return nodes
 

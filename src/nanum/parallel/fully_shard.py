@@ -16,17 +16,18 @@ On a GPU, gathers are issued one unit ahead on a stream of their own, and awaite
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanum.arrays import where
+from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.once import Once
 from nanum.parallel.chain import Chain, Each, Half, copy
 from nanum.parallel.places import EMBEDDING, HEAD, Direction, Part, Place
-from nanum.parallel.units import Unit, as_dtype, roots_bytes
-from nanum.program import DATA_STREAM, Compute, Held, Node, Phase, Repeat, Wait
+from nanum.parallel.units import Unit, as_dtype, orthogonalized, scratch_bytes
+from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Repeat, Wait
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class FullyShard:
             Held("params", self._total("stored_elements") * ITEMSIZE[n.param_dtype], "sharded parameters"),
             Held(
                 "optimizer_states",
-                self._total("own_elements") * n.state_bytes + self._total("tensors") * n.state_bytes_per_tensor,
+                self._total("states_bytes") + self._total("counters_bytes"),
                 "optimizer states",
             ),
         ]
@@ -367,15 +368,37 @@ class FullyShard:
     def optimizer(self) -> list[Node]:
         n = self.conventions.numerics
         own = self._total("own_elements")
-        moved = own * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype] + 2 * n.state_bytes)
+        moved = own * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype]) + 2 * self._total("states_bytes")
         largest = self.chain.largest("largest_elements", self.units)
-        copies = roots_bytes(self.conventions, own, largest)
+        copies = scratch_bytes(self.conventions, own, largest)
         return [
-            Held("buffers", copies, "the optimizer's roots"),
+            *self._orthogonalized(),
+            Held("buffers", copies, "the optimizer's scratch"),
             Compute("optimizer", "optimizer", 0.0, moved, "fp32", tensors=self._total("tensors"), sharded=True),
             Held("buffers", -copies),
             Held("grads", -self._total("shard_bytes")),
         ]
+
+    def _orthogonalized(self) -> list[Node]:
+        """Muon's matrices come whole to ranks that own them, and go back as shards: two exchanges of fp32 for each
+        layer (torchtitan b5bcd76, distributed/flex_shard: DistMuon).
+        """
+        states = self.conventions.numerics.states
+        nodes: list[Node] = []
+        for part, count in self.chain.counted() if states.optimizer == "muon" else ():
+            for u in self.units[part].in_turn:
+                if not (u.gathers and u.matrices):
+                    continue
+                axes, ranks = u.gathers[0].axes, u.gathers[0].group_size
+                several = (ranks > 1) * 1
+                elements = sum(alike * rows * columns for alike, rows, columns in u.matrices)
+                shard = ITEMSIZE["fp32"] * elements // ranks * several
+                wire = wire_bytes("all_to_all", shard, ranks)
+                there = Collective("all_to_all", axes, "optimizer", "grads", "fp32", ranks, several, shard, wire)
+                nodes.append(Repeat(count, (there,)))
+                nodes += orthogonalized(states, [(u.matrices, count)], ranks)
+                nodes.append(Repeat(count, (replace(there, what="params"),)))
+        return nodes
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
         return ("F", gathers, first and not self._freed("head"))

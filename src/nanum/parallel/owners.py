@@ -8,36 +8,54 @@ from __future__ import annotations
 
 from functools import lru_cache
 from heapq import heapreplace
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanum.parallel.buckets import Kinds, Sizes, per_stage
 from nanum.parallel.chain import Chain, Each
 
-Share = tuple[int, int, int]
-"""Elements, tensors, and elements of the largest of them."""
+
+class Share(NamedTuple):
+    """What one rank's optimizer updates: its tensors, bytes of their states and of their counts of steps, and elements
+    of the largest.
+    """
+
+    elements: Any
+    tensors: Any
+    states_bytes: Any
+    counters_bytes: Any
+    largest_elements: Any
 
 
-def owned(chain: Chain, sizes: Each[Sizes], ranks: Any, index: Any) -> tuple[Any, Any, Any]:
-    """Elements and tensors of a stage that rank `index` of `ranks` has the optimizer of, and the largest's elements."""
-    found = per_stage(chain, (sizes,), (ranks, index), _owned)
-    return found if isinstance(found, tuple) else (found[..., 0], found[..., 1], found[..., 2])
+def owned(
+    chain: Chain, sizes: Each[Sizes], states: Each[Sizes], counters: Each[Sizes], ranks: Any, index: Any
+) -> Share:
+    """What rank `index` of `ranks` has the optimizer of, of a stage's tensors: of these `sizes`, with so many bytes of
+    `states` and `counters` each.
+    """
+    found = per_stage(chain, (sizes, states, counters), (ranks, index), _owned)
+    return found if isinstance(found, Share) else Share(*(found[..., i] for i in range(len(Share._fields))))
 
 
 def _owned(turns: tuple[Each[Sizes], ...], kinds: Kinds, given: tuple[int, int]) -> Share:
     ranks, index = given
-    return _shares(turns[0], kinds, ranks)[index]
+    return _shares(turns, kinds, ranks)[index]
 
 
 @lru_cache(maxsize=4096)
-def _shares(sizes: Each[Sizes], kinds: Kinds, ranks: int) -> tuple[Share, ...]:
-    layers = (size for kind in kinds for size in sizes.layers[kind])
-    tensors = [size for size in (*sizes.embedding, *layers, *sizes.head) if size]
+def _shares(turns: tuple[Each[Sizes], ...], kinds: Kinds, ranks: int) -> tuple[Share, ...]:
+    in_order = ((*t.embedding, *(q for kind in kinds for q in t.layers[kind]), *t.head) for t in turns)
+    tensors = [tensor for tensor in zip(*in_order, strict=True) if tensor[0]]
     least = [(0, rank) for rank in range(ranks)]
-    counts, largest = [0] * ranks, [0] * ranks
-    for size in sorted(tensors, reverse=True):
+    shares = [Share(0, 0, 0, 0, 0)] * ranks
+    for size, states, counter in sorted(tensors, key=lambda tensor: tensor[0], reverse=True):
         had, rank = least[0]
         heapreplace(least, (had + size, rank))
-        counts[rank] += 1
-        largest[rank] = max(largest[rank], size)
-    elements = {rank: had for had, rank in least}
-    return tuple((elements[rank], counts[rank], largest[rank]) for rank in range(ranks))
+        mine = shares[rank]
+        shares[rank] = Share(
+            mine.elements + size,
+            mine.tensors + 1,
+            mine.states_bytes + states,
+            mine.counters_bytes + counter,
+            max(mine.largest_elements, size),
+        )
+    return tuple(shares)

@@ -26,9 +26,9 @@ from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.parallel.buckets import Sizes, bucket_count, carried, counted
 from nanum.parallel.chain import Chain, Each, Half, Stage, copy
-from nanum.parallel.owners import owned
+from nanum.parallel.owners import Share, owned
 from nanum.parallel.places import Place
-from nanum.parallel.units import Unit, roots_bytes
+from nanum.parallel.units import Unit, orthogonalized, scratch_bytes
 from nanum.program import REDUCER_STREAM, Collective, Compute, Held, Node, Repeat, Wait
 from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes
 
@@ -67,12 +67,15 @@ class Replicated:
         """1 where there is another data rank, else 0."""
         return (self.ranks.all > 1) * 1
 
-    def _owned(self) -> tuple[Any, Any, Any]:
-        """Elements and tensors that this rank's optimizer updates, and elements of the largest of them."""
+    def _owned(self) -> Share:
+        """What this rank's optimizer updates."""
         if not self.structure.zero:
             largest = self.chain.largest("largest_elements", self.units)
-            return self._total("elements"), self._total("tensors"), largest
-        return owned(self.chain, self._sizes(lambda divided: True), self.ranks.owners, self.ranks.index)
+            states, counters = self._total("states_bytes"), self._total("counters_bytes")
+            return Share(self._total("elements"), self._total("tensors"), states, counters, largest)
+        states, counters = self.units.map(lambda u: u.states), self.units.map(lambda u: u.counters)
+        sizes = self._sizes(lambda divided: True)
+        return owned(self.chain, sizes, states, counters, self.ranks.owners, self.ranks.index)
 
     def _sizes(self, which: Callable[[bool], bool]) -> Each[Sizes]:
         def of(u: Unit) -> tuple[Any, ...]:
@@ -82,11 +85,10 @@ class Replicated:
 
     def resident(self) -> list[Node]:
         n, elements = self.conventions.numerics, self._total("elements")
-        mine, tensors, _ = self._owned()
-        states = mine * n.state_bytes + tensors * n.state_bytes_per_tensor
+        mine = self._owned()
         return [
             Held("params", self._total("padded_elements") * ITEMSIZE[n.param_dtype], "parameters"),
-            Held("optimizer_states", states, "optimizer states"),
+            Held("optimizer_states", mine.states_bytes + mine.counters_bytes, "optimizer states"),
             Held("buffers", elements * ITEMSIZE[n.grad_dtype] * self._ddp, "DDP's buckets"),
         ]
 
@@ -154,26 +156,27 @@ class Replicated:
 
     # --- optimizer --------------------------------------------------------------------------------------------------
     def optimizer(self) -> list[Node]:
-        n, (mine, tensors, largest) = self.conventions.numerics, self._owned()
+        n, mine = self.conventions.numerics, self._owned()
         beyond = sum(self._beyond(u) * times for u, times in self._parts()) * self._ddp
         grads = self._total("grads_bytes") - beyond
-        copies = roots_bytes(self.conventions, mine, largest)
+        copies = scratch_bytes(self.conventions, mine.elements, mine.largest_elements)
         sums = [
             Repeat(count * self.conventions.optimizer_sums * (1 - self._ddp), (replace(u.tp_sum, phase="optimizer"),))
             for u, count in self._parts()
             if u.tp_sum is not None
         ]
-        moved = mine * (2 * (ITEMSIZE[n.param_dtype] + n.state_bytes) + ITEMSIZE[n.grad_dtype])
+        moved = mine.elements * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype]) + 2 * mine.states_bytes
         return [
             *sums,
-            Held("buffers", copies, "the optimizer's roots"),
+            *orthogonalized(n.states, ((u.matrices, times) for u, times in self._parts())),
+            Held("buffers", copies, "the optimizer's scratch"),
             Compute(
                 "optimizer",
                 "optimizer",
                 0.0,
                 moved,
                 n.param_dtype,
-                tensors=tensors,
+                tensors=mine.tensors,
                 sharded=self.structure.tensor != "none",
             ),
             Held("buffers", -copies),

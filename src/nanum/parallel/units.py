@@ -6,13 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from nanum.arrays import most
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.operators.tape import collective
-from nanum.program import Collective, Phase
+from nanum.program import Collective, Node, Phase, Repeat
 from nanum.sharding import EXPERT_ZERO_AXES, ZERO_AXES, Shapes, Split, Tensor, places, reshard
+from nanum.states import States, is_hidden_matrix, newton_schulz
+
+Matrices = tuple[tuple[Any, Any, Any], ...]
+"""How many there are alike (experts), and rows and columns of each."""
 
 
 def stored(w: Tensor, dim: str | None = None) -> Split:
@@ -41,6 +46,8 @@ class Unit:
     padded_elements: Any  # as computed with, in the storage that DTensor cut them into: padded over tp
     own_elements: Any  # of them without padding: those that the optimizer has states for
     largest_elements: Any  # of one tensor, of own_elements
+    states_bytes: Any  # of the optimizer's states for own_elements
+    counters_bytes: Any  # of its counts of steps
     tensors: Any
     weights_bytes: Any  # gathered, in the compute dtype, with their padding
     gather_bytes: Any  # the flat buffer
@@ -50,6 +57,9 @@ class Unit:
     shard_bytes: Any  # its output
     sizes: tuple[Any, ...]  # elements of each tensor as computed with, in the model's order
     divided: tuple[bool, ...]  # is it of a module that tp divides?
+    states: tuple[Any, ...]  # bytes of the states of each tensor as computed with
+    counters: tuple[Any, ...]  # and of its count of steps
+    matrices: Matrices  # rows and columns of those between activations, as computed with
     alone: Any = 0  # 1 where no other rank has a part of them: nothing is gathered
     groups: tuple[Unit, ...] = ()  # of weights on one mesh each, where they lie on several
 
@@ -71,10 +81,12 @@ class Unit:
         return Unit(
             tuple(c.times(presence, take) for c in self.gathers),
             reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
-            scale(self.padded_elements),
-            scale(self.own_elements), scale(self.largest_elements), scale(self.tensors), scale(self.weights_bytes),
+            scale(self.padded_elements), scale(self.own_elements), scale(self.largest_elements),
+            scale(self.states_bytes), scale(self.counters_bytes), scale(self.tensors), scale(self.weights_bytes),
             scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes),
-            scale(self.shard_bytes), tuple(map(scale, self.sizes)), self.divided,
+            scale(self.shard_bytes), tuple(map(scale, self.sizes)), self.divided, tuple(map(scale, self.states)),
+            tuple(map(scale, self.counters)),
+            tuple((take(k), take(rows), take(columns)) for k, rows, columns in self.matrices),
             take(self.alone), tuple(group.times(presence, take) for group in self.groups),
         )  # fmt: skip
 
@@ -95,6 +107,8 @@ class Unit:
             self.padded_elements + other.padded_elements,
             self.own_elements + other.own_elements,
             most(self.largest_elements, other.largest_elements),
+            self.states_bytes + other.states_bytes,
+            self.counters_bytes + other.counters_bytes,
             self.tensors + other.tensors,
             self.weights_bytes + other.weights_bytes,
             self.gather_bytes + other.gather_bytes,
@@ -104,18 +118,17 @@ class Unit:
             self.shard_bytes + other.shard_bytes,
             (*self.sizes, *other.sizes),
             (*self.divided, *other.divided),
+            (*self.states, *other.states),
+            (*self.counters, *other.counters),
+            (*self.matrices, *other.matrices),
             groups=(*self.in_turn, *other.in_turn) if several else (),
         )
 
 
-def roots_bytes(conventions: Conventions, elements: Any, largest_elements: Any) -> Any:
-    """What AdamW makes beside its states: the roots of second moments, of all tensors at once, or of one with a copy of
-    it (torch/optim/adamw.py: `_multi_tensor_adam`, `_single_tensor_adam`). A fused kernel makes nothing.
-    """
-    if "optimizer" in conventions.fused:
-        return 0
-    itemsize = ITEMSIZE[conventions.numerics.param_dtype]
-    return itemsize * (elements if conventions.optimizer_at_once else 2 * largest_elements)
+def scratch_bytes(conventions: Conventions, elements: Any, largest_elements: Any) -> Any:
+    """What the optimizer makes beside its states."""
+    fused, at_once = "optimizer" in conventions.fused, conventions.optimizer_at_once
+    return conventions.numerics.states.scratch_bytes(elements, largest_elements, fused=fused, at_once=at_once)
 
 
 def as_dtype(c: Collective, dtype: str) -> Collective:
@@ -185,6 +198,7 @@ def _group(
     own_elements: Any = 0
     largest_elements: Any = 0
     weights_bytes: Any = 0
+    states_bytes: Any = 0
     reduce_bytes: Any = 0
     shard_bytes: Any = 0
     grads_bytes: Any = 0
@@ -203,6 +217,7 @@ def _group(
         padded_elements = padded_elements + own.first(("tp",)).elements(w.dims, w.split)
         mine = own.elements(w.dims, at_rest.split)
         own_elements, largest_elements = own_elements + mine, most(largest_elements, mine)
+        states_bytes = states_bytes + numerics.states.bytes(w.dims, own.shape(w.dims, at_rest.split))
         g = grads[w]
         grads_bytes = grads_bytes + shapes.bytes(g)
         if "tp" in g.partial:
@@ -217,9 +232,34 @@ def _group(
     last = own.bytes(grads[weights[-1]]) if weights else 0  # a head's norm may have no weights
     apart = any("ep" in w.stays for w in weights)
     alone = (own.ranks(EXPERT_ZERO_AXES) == 1) * 1 if apart else 0
+    states = tuple(numerics.states.bytes(w.dims, own.shape(w.dims, w.split)) for w in weights)
+    counters = tuple(numerics.states.counter_bytes(w.dims) for w in weights)
     return Unit(
         gathers, reduce, tp_sum, elements, stored_elements, padded_elements, own_elements,
-        largest_elements, len(weights), weights_bytes, weights_bytes * (1 - alone), grads_bytes, last,
-        reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
-        tuple(bool(w.stays) for w in weights), alone,
+        largest_elements, states_bytes, sum(counters), len(weights), weights_bytes, weights_bytes * (1 - alone),
+        grads_bytes, last, reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
+        tuple(bool(w.stays) for w in weights), states, counters, hidden_matrices(own, weights), alone,
     )  # fmt: skip
+
+
+def hidden_matrices(shapes: Shapes, weights: Iterable[Tensor]) -> Matrices:
+    """Rows and columns of the matrices between activations, as computed with."""
+    found = (shapes.shape(w.dims, w.split) for w in weights if is_hidden_matrix(w.dims))
+    return tuple((prod(alike), rows, columns) for *alike, rows, columns in found)
+
+
+def orthogonalized(states: States, parts: Iterable[tuple[Matrices, Any]], owners: Any = 1) -> list[Node]:
+    """Muon's work on the matrices of parts, each part so many times, where `owners` ranks share them evenly; of another
+    optimizer nothing.
+    """
+    if states.optimizer != "muon":
+        return []
+    nodes: list[Node] = []
+    for matrices, times in parts:
+        before: Any = 0
+        for alike, rows, columns in matrices:  # dealt to the owners one after the other
+            after = before + times * alike
+            mine = -(-after // owners) + before // -owners
+            nodes.append(Repeat(mine, newton_schulz((rows, columns))))
+            before = after
+    return nodes
