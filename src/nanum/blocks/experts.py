@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from nanum.blocks.body import Streams
 from nanum.model import Experts, Mlp
-from nanum.operators.elementwise import pointwise, residual, swiglu
+from nanum.operators.elementwise import activated, pointwise, residual, swiglu
 from nanum.operators.experts import combine, expert_linear, route, scaled, spread
 from nanum.operators.matmul import linear
 from nanum.operators.tape import Tape
@@ -39,7 +40,7 @@ def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
         slots = scaled(t, slots, choice)
     split: Split = {"E": ("ep",), "F": ("etp",)} if t.own_experts else {"F": t.tp} if t.tp else {}
     column = partial(_column, t, slots, split, e.expert)
-    inner = swiglu(t, column) if e.expert.gated else pointwise(t, e.expert.activation, (column("up"),))
+    inner = _inner(t, e.expert, column)
     if when == "inside":
         inner = scaled(t, inner, choice, fused=True)
     out = expert_linear(t, inner, "expert_down", "D", "F", split, bias=e.expert.bias)
@@ -53,6 +54,10 @@ def _column(t: Tape, slots: Tensor, split: Split, expert: Mlp, name: str) -> Ten
     return expert_linear(t, slots, f"expert_{name}", "F", "D", split, bias=expert.bias)
 
 
+def _inner(t: Tape, mlp: Mlp, column: Callable[[str], Tensor]) -> Tensor:
+    return swiglu(t, column, mlp.activation) if mlp.gated else activated(t, mlp.activation, column("up"))
+
+
 def _shared(t: Tape, h: Tensor, e: Experts, mlp: Mlp, splits: Streams) -> Tensor:
     """A feed-forward block of its own width, which may be scaled by a sigmoid."""
     split = {"G": t.tp} if t.tp else {}
@@ -60,7 +65,7 @@ def _shared(t: Tape, h: Tensor, e: Experts, mlp: Mlp, splits: Streams) -> Tensor
     def column(name: str) -> Tensor:
         return linear(t, h, f"shared_{name}", ("G", "D"), split, ("B", "S", "G"), {**splits.whole, **split})
 
-    inner = swiglu(t, column) if mlp.gated else pointwise(t, mlp.activation, (column("up"),))
+    inner = _inner(t, mlp, column)
     out = linear(t, inner, "shared_down", ("D", "G"), split, ("B", "S", "D"), splits.stream)
     if not e.shared_gate:
         return out

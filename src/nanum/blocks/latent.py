@@ -11,7 +11,7 @@ from typing import Any
 from nanum.blocks.body import Streams
 from nanum.model import LatentAttention
 from nanum.operators.context_parallel import context_attention
-from nanum.operators.elementwise import pointwise, rotary
+from nanum.operators.elementwise import rotary
 from nanum.operators.matmul import linear
 from nanum.operators.norm import norm
 from nanum.operators.tape import Tape
@@ -52,26 +52,34 @@ def latent_attention(t: Tape, h: Tensor, a: LatentAttention, splits: Streams) ->
     )
     latent, rope = _parts(t, down("wkv_down", "down_kv"), "latent_kv", "rope")
     rope = rotary(t, t.resharded(rope, splits.whole))
-    nope, v = _parts(t, up(norm(t, latent, "kv_norm", "rms_norm"), "wkv_up", "up_kv"), "nope", "values")
+    # Exchanges between ranks of a context make their own copies.
+    views = t.conventions.values_are_views and t.context == "none"
+    both = up(norm(t, latent, "kv_norm", "rms_norm"), "wkv_up", "up_kv")
+    nope, v = _parts(t, both, "nope", "values", views=views)
     k = _keys(t, nope, rope)
-    core = context_attention(t, pointwise(t, "rotary", (q,), saves=False), k, v, a.dropout)
+    core = context_attention(t, rotary(t, q, a.qk_rope_head_dim), k, v, a.dropout)
     row = {"values": tp} if tp else {}
     out = linear(t, core, "wo", ("D", "values"), row, ("B", "S", "D"), splits.stream, bias=a.bias)
     t.frame(h, q, k, v, core)
     return out
 
 
-def _parts(t: Tape, x: Tensor, first: str, second: str) -> tuple[Tensor, Tensor]:
-    """Two tensors out of one, cut along its last dim; they lie as it does."""
+def _parts(t: Tape, x: Tensor, first: str, second: str, *, views: bool = False) -> tuple[Tensor, Tensor]:
+    """Two tensors out of one, cut along its last dim; they lie as it does. `views` have no bytes of their own, and the
+    one that they look into is there as long as they are.
+    """
     cut = x.split.get(x.dims[-1], ())
     pieces = tuple(
-        Tensor(dim, (*x.dims[:-1], dim), {**_rows(x), **({dim: cut} if cut else {})}, x.dtype)
+        Tensor(
+            dim, (*x.dims[:-1], dim), {**_rows(x), **({dim: cut} if cut else {})}, x.dtype, size=0 if views else None
+        )
         for dim in (first, second)
     )
     t.emit("split", (x,), pieces)
 
     def transpose() -> None:
-        t.emit("cat", tuple(t.grad(p) for p in pieces), (dx := x.like(name="d_" + x.name),))
+        dx, held = x.like(name="d_" + x.name), (x,) if views else ()
+        t.emit("cat", tuple(t.grad(p) for p in pieces), (dx,), holds=held)
         t.add_grad(x, dx)
 
     t.then(pieces[1], transpose)
@@ -91,7 +99,7 @@ def _keys(t: Tape, nope: Tensor, rope: Tensor) -> Tensor:
     def transpose() -> None:
         dk = t.grad(k)
         shared = rope.like(name="d_rope", partial=cut)  # each rank's heads have a part of its gradient
-        t.emit("split", (dk,), (dn := nope.like(name="d_nope"), shared))
+        t.emit("split", (dk,), (dn := nope.like(name="d_nope", size=None), shared))
         t.add_grad(nope, dn)
         t.add_grad(rope, shared)
 

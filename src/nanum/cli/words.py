@@ -38,7 +38,6 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "grad_sync": (get_args(GradSync), ()),
     "cp_kind": (tuple(kind for kind in get_args(ContextParallel) if kind != "none"), ()),
 }
-ONLY_ONE = ("ep", "etp")  # numbers of which only 1 is modelled yet
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,6 @@ class Reader:
         except ValueError as error:
             self.reasons.append(f"{_flag(name)} {_short(word)} {error}")
             self.unread = True
-            return default
-        if name in ONLY_ONE and number > 1:
-            self.reasons.append(f"{_flag(name)} {number} is not modelled yet: it must be 1")
             return default
         return number
 

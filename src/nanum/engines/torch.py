@@ -94,6 +94,14 @@ RULES = (
             "nothing here reduces them (torch): use --zero 3"
         ),
     ),
+    Rule(
+        "torch's expert parallelism is with FSDP2",
+        lambda model, job, cluster, layout: (layout.ep > 1) & (layout.structure.zero != 3),
+        lambda model, job, cluster, layout: (
+            f"ep={layout.ep} with zero={layout.structure.zero}: gradients of experts are added among fewer ranks than "
+            "others, which FSDP2 alone does (torch): use --zero 3"
+        ),
+    ),
     eager_rule("torch", "it states eager kernels, as recorded; torchtitan takes it"),
     zero_rule("torch", (0, 1, 3), "it has no engine for ZeRO-2; ZeRO-1 is ZeroRedundancyOptimizer, and 3 is FSDP2"),
     Rule(

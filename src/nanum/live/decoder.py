@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from nanum.live.experts import Mixture
-from nanum.model import Attention, Experts, Mlp, Model
+from nanum.live.latent import LatentSelfAttention
+from nanum.model import Attention, Experts, LatentAttention, Mlp, Model
 from nanum.model import Layer as Kind
 
 Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -71,6 +72,12 @@ class FeedForward(nn.Module):
         return out
 
 
+def self_attention(hidden_size: int, a: Attention | LatentAttention) -> nn.Module:
+    if isinstance(a, LatentAttention):
+        return LatentSelfAttention(hidden_size, a, local_attention, rotate)
+    return SelfAttention(hidden_size, a)
+
+
 def feed_forward(hidden_size: int, m: Mlp | Experts) -> nn.Module:
     return Mixture(hidden_size, m, FeedForward) if isinstance(m, Experts) else FeedForward(hidden_size, m)
 
@@ -82,9 +89,7 @@ def new_norm(m: Model) -> nn.Module:
 class Layer(nn.Module):
     def __init__(self, m: Model, kind: Kind) -> None:
         super().__init__()
-        if not isinstance(kind.attention, Attention):
-            raise ValueError("latent attention is not run")
-        self.norm1, self.attention = new_norm(m), SelfAttention(m.hidden_size, kind.attention)
+        self.norm1, self.attention = new_norm(m), self_attention(m.hidden_size, kind.attention)
         self.norm2, self.mlp = new_norm(m), feed_forward(m.hidden_size, kind.mlp)
 
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
@@ -110,7 +115,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): Layer(m, m.layers[i]) for i in layers})
         self.norm = new_norm(m) if heads else None
         self.head = nn.Linear(m.hidden_size, m.vocab_size, bias=False) if heads else None
-        turns = rotary_tables(m.attention.head_dim, positions) if m.position == "rotary" else (None, None)
+        turns = rotary_tables(m.rotary_dim, positions) if m.position == "rotary" else (None, None)
         self.register_buffer("places", positions if learned else None, persistent=False)
         for name, table in zip(("cos", "sin"), turns, strict=True):
             self.register_buffer(name, table, persistent=False)

@@ -90,7 +90,7 @@ def _gradient(q: Tensor, x: Tensor) -> Tensor:
     sum.
     """
     pending = tuple(a for a in q.split.get("S", ()) if a not in x.split.get("S", ()))
-    return x.like(name="d_" + x.name, partial=pending)
+    return x.like(name="d_" + x.name, partial=pending, size=None)
 
 
 def _mask(t: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:

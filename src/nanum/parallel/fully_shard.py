@@ -136,8 +136,10 @@ class FullyShard:
     def _next(self, place: Place, direction: Direction, *, heads: int = 1) -> list[Node]:
         """The gather of the unit that follows `place`; `heads` is 0 where forward gathers no head."""
         found: list[Node] = []
+        here = self.units[place.part]
         for unit, presence in self._units(self.chain.follows(place, direction), heads=heads):
-            for group, share in [(g, 1) for g in unit.in_turn] if direction == "forward" else self._early(unit):
+            forward = [(group, 1) for group in unit.in_turn]
+            for group, share in forward if direction == "forward" else self._early(here, unit):
                 found += self._start(group, direction, presence * share)
         return found
 
@@ -252,7 +254,7 @@ class FullyShard:
                 return []
             own: Iterable[Node] = ()
             if place is not HEAD and not self._is_root(place):
-                own = self._arrive(u)
+                own = self._arrive(place)
             elif self._freed("head"):
                 own = [*self._start(u, "backward"), *self._flat(u), *self._copy_out(u, "backward", u.gather_bytes)]
             at = HEAD if self._is_root(place) else place
@@ -286,25 +288,34 @@ class FullyShard:
             nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -tail)]
         return nodes
 
-    def _arrive(self, u: Unit) -> list[Node]:
-        """Each group's weights, which were gathered ahead or must be gathered now."""
+    def _arrive(self, place: Place) -> list[Node]:
+        """Weights of each group, which were gathered ahead or must be gathered now."""
+        u = self.units[place.part]
+        if len(u.in_turn) == 1:
+            return list(self._copy_out(u, "backward", u.gather_bytes))
         nodes: list[Node] = []
-        for group, share in self._early(u):
-            if not (isinstance(share, int) and share == 1):
-                nodes += [*self._start(group, "backward", 1 - share), *self._flat(group, 1 - share)]
+        before = self.chain.follows(place, "forward")
+        shares = [(presence, self._early(self.units[part], u)) for part, presence in before]
+        for i, group in enumerate(u.in_turn):
+            late = 1 - sum(presence * early[i][1] for presence, early in shares)
+            nodes += [*self._start(group, "backward", late), *self._flat(group, late)]
             nodes += self._copy_out(group, "backward", group.gather_bytes)
         return nodes
 
-    def _early(self, u: Unit) -> list[tuple[Unit, Any]]:
-        """Groups, and whether (1 or 0) each is gathered while the unit before it in backward is at work: all, or the
-        last that is gathered at all (`_fsdp_param_group.py`: a group gathers the one that came before it in forward).
+    def _early(self, at_work: Unit | None, u: Unit) -> list[tuple[Unit, Any]]:
+        """Groups of `u`, and whether (1 or 0) each is gathered while `at_work` is, the unit before it in backward: all,
+        or from the last on as many as that one has (`_fsdp_param_group.py`: a group gathers one that came before it in
+        forward; one alone on its mesh gathers nothing, and is not gathered). Without a unit before it, the last.
         """
+        groups = u.in_turn
+        if len(groups) == 1 or self.conventions.prefetches_units:
+            return [(group, 1) for group in groups]
+        most_ahead: Any = 1 if at_work is None else sum(1 - group.alone for group in at_work.in_turn)
         found: list[tuple[Unit, Any]] = []
-        share: Any = 1
-        for group in reversed(u.in_turn):
-            found.append((group, share))
-            if not self.conventions.prefetches_units:
-                share = share * group.alone
+        after: Any = 0
+        for group in reversed(groups):
+            found.append((group, (after < most_ahead) * 1))
+            after = after + 1 - group.alone
         return found[::-1]
 
     def _borders(self, gathers: bool) -> list[Node]:
@@ -313,14 +324,14 @@ class FullyShard:
             return []
         nodes: list[Node] = []
         for unit, presence in self._units(self.chain.begins("backward")[1:]):
-            for group, share in self._early(unit):
+            for group, share in self._early(None, unit):
                 nodes += [*self._start(group, "backward", presence * share), *self._flat(group, presence * share)]
         return nodes
 
     def _ahead(self, place: Place) -> list[Node]:
         """Buffers of the unit that is gathered while this one is at work."""
-        following = self._units(self.chain.follows(place, "backward"))
-        early = [(group, presence * share) for unit, presence in following for group, share in self._early(unit)]
+        here, following = self.units[place.part], self._units(self.chain.follows(place, "backward"))
+        early = [(group, presence * share) for unit, presence in following for group, share in self._early(here, unit)]
         return [node for group, presence in early for node in self._flat(group, presence)]
 
     def _finish(self, u: Unit, released: Any, *, first: bool, reduces: bool, half: Half) -> list[Node]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from nanum.job import Job, Precision
 from nanum.layout import Layout, Structure
-from nanum.model import Attention, Mlp, Model
+from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
 from nanum.verify.case import Case
 
 SEQ_LEN, MICRO_BATCH_SIZE = 64, 2
@@ -38,7 +38,15 @@ GPT = Model(
 )
 UNEVEN = replace(LLAMA, name="llama, uneven", hidden_size=126, vocab_size=1001, attention=Attention(9, 3, 14))
 """A vocabulary and a hidden size that no power of two divides."""
-MODELS = {"llama": LLAMA, "gpt": GPT, "uneven": UNEVEN}
+MIXTURE = replace(
+    LLAMA,
+    name="mixture",
+    mlp=Experts(8, 2, Mlp(64, gated=True, activation="silu"), shared=Mlp(96, gated=True, activation="silu")),
+    leading=(Layer(LLAMA.attention, LLAMA.mlp),),
+)
+"""A dense layer, and then layers of experts."""
+LATENT = replace(LLAMA, name="latent", attention=LatentAttention(8, 48, 32, 8, 8, 16))
+MODELS = {"llama": LLAMA, "gpt": GPT, "uneven": UNEVEN, "mixture": MIXTURE, "latent": LATENT}
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class Ask:
         tp, pp, cp = (sizes.get(axis, 1) for axis in ("tp", "pp", "cp"))
         how.setdefault("tensor", "none" if tp == 1 else "sequence")
         how.setdefault("cp_kind", "none" if cp == 1 else "ring")
+        how["own_experts"] = sizes.get("ep", 1) > 1
         layout = Layout(**sizes, micro_batch_size=MICRO_BATCH_SIZE, structure=Structure(pipelined=pp > 1, **how))
         batch = MICRO_BATCH_SIZE * self.micro_batches * layout.data_ranks
         job = Job(SEQ_LEN, batch, self.precision)
@@ -75,7 +84,7 @@ class Ask:
 
 
 def _ask(name: str, *, how: dict[str, Any] | None = None, **named: Any) -> Ask:
-    axes = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+    axes = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
     sizes = {axis: named.pop(axis) for axis in axes if axis in named}
     fields = {field: named.pop(field) for field in tuple(named) if field in Ask.__dataclass_fields__}
     structure = {"zero": 0, **(how or {}), **named}
@@ -86,6 +95,7 @@ _FULLY: dict[str, Any] = {"zero": 3}
 _DDP: dict[str, Any] = {"bucket_cap_mb": 0.25}
 _PIPELINE: dict[str, Any] = {"layers": 4, "micro_batches": 4, "pp": 2}
 _FOUR = _PIPELINE | {"layers": 6, "pp": 4}
+_MIXTURE: dict[str, Any] = {"model": "mixture"}
 _CHUNKS: dict[str, Any] = {"layers": 6, "micro_batches": 4, "pp": 2, "virtual_stages": 2}
 
 MATRIX = (
@@ -141,6 +151,19 @@ MATRIX = (
     _ask("pp 2, zero bubble", schedule="zb-h1", **_CHUNKS),
     _ask("pp 2, zero bubble V", schedule="zbv", quick=True, **_CHUNKS),
     _ask("pp 2, DualPipeV", schedule="dualpipev", **_CHUNKS),
+    # experts and latent attention
+    _ask("experts", layers=3, **_MIXTURE),
+    _ask("experts, bf16", layers=3, precision="bf16", **_MIXTURE),
+    _ask("experts, ddp 2", layers=3, dp_replicate=2, **_MIXTURE, **_DDP),
+    _ask("experts, fsdp 2", layers=3, dp_shard=2, **_MIXTURE, **_FULLY),
+    _ask("experts, ep 2", layers=3, dp_shard=2, ep=2, **_MIXTURE, **_FULLY),
+    _ask("experts, ep 2 of fsdp 4", layers=3, dp_shard=4, ep=2, quick=True, **_MIXTURE, **_FULLY),
+    _ask("experts, ep 2 of fsdp 4, bf16", layers=3, dp_shard=4, ep=2, precision="bf16", **_MIXTURE, **_FULLY),
+    _ask("experts, hsdp 2 x 2, ep 2", layers=3, dp_replicate=2, dp_shard=2, ep=2, **_MIXTURE, **_FULLY),
+    _ask("experts, ep 2 of fsdp 2 x pp 2", dp_shard=2, ep=2, reshard=False, **_MIXTURE, **_FULLY, **_PIPELINE),
+    _ask("latent attention", model="latent", quick=True),
+    _ask("latent attention, fsdp 2, bf16", model="latent", dp_shard=2, precision="bf16", **_FULLY),
+    _ask("latent attention, pp 2", model="latent", schedule="1f1b", **_PIPELINE),
     # composed
     _ask("fsdp 2 x tp 2", dp_shard=2, tp=2, quick=True, **_FULLY),
     _ask("fsdp 2 x tp 2, uneven vocabulary, bf16", dp_shard=2, tp=2, vocab=1001, precision="bf16", **_FULLY),
