@@ -21,6 +21,7 @@ from nanum.model import load
 from nanum.parallel.chunks import RankStep
 from nanum.program import Collective, Compute, Node, Repeat, Wait
 from nanum.schedule import order, overlapped, stage_of, stages_of, turns
+from nanum.search import nearest
 
 EIGHT, SPREAD = cluster.load("1x8xh100-sxm"), cluster.load("8x1xh100-sxm")
 TORCH, TITAN = engines.load("torch"), engines.load("torchtitan")
@@ -179,6 +180,12 @@ def test_more_stages_a_rank_leave_a_smaller_bubble() -> None:
     assert timed("zbv", 2).step_seconds < timed("1f1b", 1).step_seconds
 
 
+def test_the_serial_fraction_is_against_the_whole_model() -> None:
+    several, one = timed("interleaved", 2), timed("1f1b", 1)
+    alone = {t.step_seconds / (1 / 8 + (1 - 1 / 8) * t.serial_fraction) for t in (several, one)}  # Karp-Flatt, solved
+    assert max(alone) == pytest.approx(min(alone), rel=1e-9)
+
+
 def test_a_ledger_counts_each_boundary() -> None:
     """m sends of the activations' bytes over each of pv - 1 boundaries and back; none at the turn of a V."""
     m = 8
@@ -205,6 +212,7 @@ def test_a_ledger_counts_each_boundary() -> None:
         ("megatron", "looped-bfs", 2, "schedule=looped-bfs is not in megatron"),
         ("torchtitan", "zb-h1", 2, "makes no gradients of weights that were resharded after forward"),
         ("torchtitan", "interleaved", 2, "2 rounds do not divide them"),
+        ("torchtitan", "zb-h1", 1, "schedule=zb-h1 needs --virtual-stages 2 or more (torchtitan)"),
     ],
 )
 def test_what_an_engine_lacks_is_refused_in_its_name(engine: str, schedule: Schedule, chunks: int, said: str) -> None:
@@ -228,3 +236,14 @@ def test_two_way_pipelines_hold_the_model_twice() -> None:
     ]
     assert params == [alone[i] + alone[3 - i] for i in range(4)]
     assert sum(params) == 2 * sum(alone)
+
+
+def test_a_layout_that_does_not_fit_has_a_nearest_one() -> None:
+    """Of the schedules that a plan tries: one stage a rank."""
+    layout = laid("kept", "interleaved", 4, 2)
+    predicted = predict(load("llama-3.1-8b"), Job(8192, 512), EIGHT, layout)
+    assert not predicted.fits
+    near = nearest(predicted)
+    assert near is not None
+    assert near.layout.pp == 4
+    assert near.layout.structure.virtual_stages == 1

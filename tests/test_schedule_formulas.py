@@ -132,9 +132,10 @@ def test_zb_v(p: int, laps: int, f: float) -> None:
 # --- DualPipe (arXiv 2412.19437, table 2) -----------------------------------------------------------------------------
 @given(st.sampled_from((2, 4, 6, 8, 16)), st.integers(1, 3))
 def test_dualpipe_in_flight(p: int, laps: int) -> None:
-    """p + 1 on every rank. Its V is of p chunks on p/2 ranks."""
+    """p + 1 on every rank. Its V is of p chunks on p/2 ranks, twice as many parameters on each."""
     m = 2 * p * laps
     assert in_flight("dualpipe", p, m, 2) == (p + 1,) * p
+    assert stages_of("dualpipe", p, 2) == stages_of("dualpipev", p // 2, 2) == p
     if p > 2:
         assert in_flight("dualpipev", p // 2, m, 2) == (p + 1,) * (p // 2)
 

@@ -203,7 +203,8 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     """Where the parts of the model are: the distinct stages, and what each exchanges for its weights."""
     _check(layout)
     parts, at_body = bodies.parts, bodies.at
-    stages = stages_of(layout.structure.schedule, layout.pp, layout.structure.virtual_stages)
+    structure = layout.structure
+    stages = stages_of(structure.schedule, layout.pp, structure.virtual_stages) if structure.pipelined else layout.pp
     layers = engine.layers_of_stage(model.num_hidden_layers, stages, stage)
     first, last = (stage == 0) * 1, (stage == stages - 1) * 1
     # Where all layers are alike it does not matter which of them a stage has.
@@ -220,7 +221,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     shapes, conventions, table = parts.shapes.embedding, parts.conventions, parts.table
     tied = model.tie_word_embeddings
     rows = shapes.part("S", ("cp",))  # of a sequence, on one rank
-    tables = PositionTables.of(model, shapes, conventions, layout.structure)
+    tables = PositionTables.of(model, shapes, conventions, structure)
     chain = Chain(
         where,
         parts.bodies,
@@ -234,9 +235,9 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
         tied_elements=where.take(shapes.elements(table.dims, table.split)) if tied else None,
         tied_grad_bytes=where.take(parts.table_grad_bytes) if tied else 0,
     )
-    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks) // (
-        2 if layout.structure.schedule in TWO_WAY else 1  # half of them enter at either end
-    )
+    m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
+    if structure.pipelined and structure.schedule in TWO_WAY:
+        m = m // 2  # half of them enter at either end
     seen = Layout(**sizes, pp=pp, structure=layout.structure, rank_order=layout.rank_order)
     return Staged(chain, _exchanged(chain, parts, engine), Position(stage, layout.pp, m, at), seen)
 

@@ -61,6 +61,12 @@ def _stages(layout: Layout) -> Any:
     return layout.pp * (layout.structure.virtual_stages if layout.structure.pipelined else 1)
 
 
+def _said_stages(model: Model, layout: Layout) -> str:
+    if model.num_hidden_layers % layout.pp:
+        return f"pp={layout.pp}"
+    return f"pp·virtual_stages = {layout.pp}·{layout.structure.virtual_stages}"
+
+
 def _micro_batches(job: Job, layout: Layout) -> Any:
     return job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
 
@@ -98,10 +104,8 @@ RULES = (
         "pp does not divide num_hidden_layers (megatron)",
         lambda model, job, cluster, layout: model.num_hidden_layers % _stages(layout) != 0,
         lambda model, job, cluster, layout: (
-            f"pp={layout.pp} does not divide num_hidden_layers={model.num_hidden_layers} (megatron)"
-            if model.num_hidden_layers % layout.pp
-            else f"pp·virtual_stages = {layout.pp}·{layout.structure.virtual_stages} does not divide "
-            f"num_hidden_layers={model.num_hidden_layers} (megatron)"
+            f"{_said_stages(model, layout)} does not divide num_hidden_layers={model.num_hidden_layers} (megatron; its "
+            "flags for a shorter first or last stage are not modelled)"
         ),
     ),
     Rule(

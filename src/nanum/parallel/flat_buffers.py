@@ -3,10 +3,10 @@ them.
 
 Conventions of Megatron-LM (core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py; core 0.20):
 gradients of all micro-batches are added into one fp32 buffer, and exchanged during the last backward, bucket by bucket;
-ZeRO-1's gathers of the updated parameters overlap the next step's first forward, which is here this step's own. (Of an
-interleaved schedule's chunks both are begun by the schedule.) ZeRO-2
-and 3 are Megatron-FSDP's `optim_grads` and `optim_grads_params`: what is stored split must be reduced, or gathered, in
-each micro-batch. A buffer is cut as one flat dim, whatever tensors it holds.
+ZeRO-1's gathers of the updated parameters overlap the next step's first forward, which is here this step's own. Of an
+interleaved schedule's chunks both are begun by the schedule. ZeRO-2 and 3 are Megatron-FSDP's `optim_grads` and
+`optim_grads_params`: what is stored split must be reduced, or gathered, in each micro-batch. A buffer is cut as one
+flat dim, whatever tensors it holds.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from nanum.prediction import Prediction
 
 UNMODELLED = (
-    "other rank orders, kernels and micro-batches than a plan tries (flash attention, powers of two up to 16)",
+    "other rank orders, kernels, micro-batches and schedules than a plan tries (flash attention, powers of two up to "
+    "16, 1F1B and GPipe)",
     "expert parallelism, fp8, offload, LoRA",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",

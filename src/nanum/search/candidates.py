@@ -73,6 +73,7 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False) -> lis
             tensor=tensor,
             recompute=recompute,
             schedule=schedule,
+            virtual_stages=1,
             pipelined=pipelined,
             own_experts=own,
         )
