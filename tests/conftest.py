@@ -75,6 +75,8 @@ PREDICTION: dict[str, Any] = {
         "cp": 1,
         "tp": 1,
         "pp": 4,
+        "ep": 1,
+        "etp": 1,
         "zero": 3,
         "reshard": True,
         "schedule": "1f1b",
