@@ -8,6 +8,7 @@ Conventions of DeepSpeed 0.19.6 (runtime/zero/stage_1_and_2.py, runtime/fp16/fus
 - ZeRO-2 does so in each backward, ZeRO-1 in the last; before it, and without ZeRO, gradients are kept whole. Without
   ZeRO they are reduced after the last backward, and so they are in a pipeline;
 - a rank's share of the gradients is made fp32 for the update, and the updated parameters are gathered at once.
+What flattening a full bucket takes until it is reduced is not counted.
 """
 
 from __future__ import annotations
