@@ -24,10 +24,13 @@ from nanum.job import Job
 from nanum.layout import ONE_CHUNK, TWO_WAY, V_SHAPED, Layout, Recompute, Structure
 from nanum.model import Model
 from nanum.once import Once
+from nanum.parallel.accumulated import Accumulated
 from nanum.parallel.chain import Chain, Each, Stage
 from nanum.parallel.chunks import RankStep
 from nanum.parallel.flat_buffers import Buffer, FlatBuffers, buffer
 from nanum.parallel.fully_shard import FullyShard
+from nanum.parallel.live_shards import LiveShards
+from nanum.parallel.partitioned import Partitioned
 from nanum.parallel.pipeline import DataParallel, Position, Step, step
 from nanum.parallel.places import groups
 from nanum.parallel.replicated import DataRanks, Replicated
@@ -205,7 +208,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     parts, at_body = bodies.parts, bodies.at
     structure = layout.structure
     stages = stages_of(structure.schedule, layout.pp, structure.virtual_stages) if structure.pipelined else layout.pp
-    layers = engine.layers_of_stage(model.num_hidden_layers, stages, stage)
+    layers = engine.layers(model, stages, stage)
     first, last = (stage == 0) * 1, (stage == stages - 1) * 1
     # Where all layers are alike it does not matter which of them a stage has.
     begins = _layers_before(model, engine, stages, stage) if len(model.kinds) > 1 else 0 * layers
@@ -246,7 +249,7 @@ def _layers_before(model: Model, engine: Engine, stages: Any, stage: Any) -> Any
     """How many layers the stages before have."""
     before: Any = 0 * stage
     for earlier in range(int(np.max(stage))):
-        here = engine.layers_of_stage(model.num_hidden_layers, stages, least(earlier + 0 * stage, stages - 1))
+        here = engine.layers(model, stages, least(earlier + 0 * stage, stages - 1))
         before = before + here * (earlier < stage)
     return before
 
@@ -269,6 +272,12 @@ def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine)
     if engine.data_parallel == "flat_buffers":
         ranks = parts.shapes.embedding.ranks(("dp_replicate", "dp_shard", "cp"))
         data = FlatBuffers(chain, conventions, structure, cast(tuple[Each[Buffer], ...], weights), data_ranks=ranks)
+    elif _flattens(structure, engine):  # experts of their own mesh are refused
+        (buffers,) = cast(tuple[Each[Buffer]], weights)
+        way = Accumulated if engine.data_parallel == "accumulated" else Partitioned
+        data = way(chain, conventions, structure, buffers)
+    elif engine.data_parallel == "partitioned":
+        data = LiveShards(chain, conventions, structure, cast(Each[Unit], weights))
     elif _replicates(structure, engine):
         data = Replicated(
             chain, conventions, structure, cast(Each[Unit], weights), DataRanks.of(parts.shapes.embedding, chain.stage)
@@ -281,6 +290,13 @@ def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine)
 def _replicates(structure: Structure, engine: Engine) -> bool:
     """Do ranks store weights whole, as a plain module or under DDP?"""
     return engine.data_parallel == "plain_or_fully_shard" and structure.zero < 3
+
+
+def _flattens(structure: Structure, engine: Engine) -> bool:
+    """Do weights or their gradients lie in flat buffers, which are cut anywhere?"""
+    return engine.data_parallel in ("flat_buffers", "accumulated") or (
+        engine.data_parallel == "partitioned" and structure.zero < 3
+    )
 
 
 def _check(layout: Layout) -> None:
@@ -336,7 +352,7 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
 
 def _exchanged(chain: Chain, parts: Parts, engine: Engine) -> Each[Unit] | tuple[Each[Buffer], ...]:
     """Units or buffers of the parts, on each distinct stage."""
-    if engine.data_parallel == "flat_buffers":
+    if _flattens(parts.structure, engine):
         return tuple(_on_stages(chain, *made) for made in parts.weights.buffers)
     units = _on_stages(chain, *parts.weights.units)
     if parts.conventions.units == "root" and parts.structure.zero == 3:

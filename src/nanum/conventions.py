@@ -47,6 +47,19 @@ the kernels that it is made of."""
 
 
 @dataclass(frozen=True)
+class Buckets:
+    """DeepSpeed's `zero_optimization`, in elements (zero/config.py, its defaults)."""
+
+    reduce: int = 500_000_000
+    prefetch: int = 50_000_000
+    reuse: int = 1_000_000_000  # a weight that is used again within so many stays gathered
+    persist: int = 100_000  # a tensor up to this is not split
+    update: int = 1_000_000_000  # of a rank's share that are updated at once
+    overlaps: bool = False  # are gradients reduced beside backward, with two buckets in turn?
+    contiguous: bool = True  # is there room for a bucket, or are gradients reduced where they are?
+
+
+@dataclass(frozen=True)
 class Conventions:
     numerics: Numerics
     fused: frozenset[Fused]  # operators that are one kernel; the others are PyTorch's eager kernels
@@ -82,5 +95,8 @@ class Conventions:
     half_statistics: bool = False  # a LayerNorm's mean and deviation are kept in its own dtype (CPU), else in fp32
     optimizer_at_once: bool = True  # roots of all second moments together (foreach), or tensor by tensor
     expert_weights: Literal["before", "inside", "after"] = "after"  # an expert's input, activation or output is scaled
+    syncs_last: bool = False  # gradients are reduced over data ranks in the last micro-batch alone, pipelined or not
+    reduces_whole: bool = False  # a flat dim's gradients are all-reduced over ZeRO's ranks, which update but a share
+    buckets: Buckets = Buckets()
     bucket_elements: int = 0  # of a flat buffer: 0 is one exchange a unit
     bucket_bytes: tuple[int, int] = (0, 0)  # of DDP: what closes the first bucket, and what the others

@@ -85,6 +85,14 @@ class States:
             raise ValueError(f"{self.optimizer} keeps no states that can be cut element by element")
         return int(self.bytes(("flat",), (1,)))
 
+    def of_vectors(self, elements: Any, matrix_elements: Any) -> Any:
+        """Of a rank's share of flat weights where the optimizer sees that share as one vector or, with Muon, as one of
+        matrices' elements and one of the others'.
+        """
+        if self.optimizer != "muon":
+            return self.bytes(("flat",), (elements,))
+        return self.bytes(("F", "D"), (matrix_elements,)) + self.bytes(("flat",), (elements - matrix_elements,))
+
     def scratch_bytes(self, elements: Any, largest: Any, *, fused: bool, at_once: bool) -> Any:
         """What the update makes beside its states, of so many elements and of the largest tensor's: AdamW the roots of
         its second moments, of all tensors at once, or of one with a copy of it (torch/optim/adamw.py:

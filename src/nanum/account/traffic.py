@@ -63,20 +63,23 @@ def _add(rows: Rows, key: Key, row: list[Any], times: Any, at: np.ndarray | None
     )
 
 
-Axes = frozenset[tuple[str, ...]]
+Groups = frozenset[tuple[tuple[str, ...], bool]]
+"""By their axes: False for a communicator, True for what it has beside where its ranks swap pieces with all others."""
 
 
-def axes_of(nodes: tuple[Node, ...], known: Once[Axes] | None = None) -> Axes:
-    """The axes over which a Program exchanges anything, whatever the sizes: a group of ranks for each. `known`
-    remembers bodies, which programs share.
+def groups_of(nodes: tuple[Node, ...], known: Once[Groups] | None = None) -> Groups:
+    """The groups of ranks, by axes, in which a Program exchanges anything, whatever the sizes. `known` remembers
+    bodies, which programs share.
     """
     known = Once() if known is None else known
-    found: set[tuple[str, ...]] = set()
+    found: set[tuple[tuple[str, ...], bool]] = set()
     for node in nodes:
         if isinstance(node, Collective):
-            found.add(node.axes)
+            found.add((node.axes, False))
+            if node.kind == "all_to_all":
+                found.add((node.axes, True))
         elif isinstance(node, Repeat):
-            found |= known((node.body,), partial(axes_of, node.body, known))
+            found |= known((node.body,), partial(groups_of, node.body, known))
     return frozenset(found)
 
 

@@ -37,7 +37,9 @@ Optimizer = Annotated[
 Engine = Annotated[
     str | None,
     _text(
-        "--engine", "torchtitan|megatron|torch", "Whose conventions fix the bytes; plan also takes any. [torchtitan]"
+        "--engine",
+        "torchtitan|megatron|torch|deepspeed|accelerate|nanotron",
+        "Whose conventions fix the bytes; plan also takes any. [torchtitan]",
     ),
 ]
 

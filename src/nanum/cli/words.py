@@ -262,8 +262,9 @@ def _broken_rules(asked: Question, layout: Layout, *, without_world: bool) -> li
 def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) -> Structure:
     tensor = "none"
     if sizes["tp"] > 1:
-        tensor = "sequence" if reader.switch("sp", True) else "tensor"
-        if not reader.said("sp"):
+        default_sp = engine.default_sp if engine is not None else True
+        tensor = "sequence" if reader.switch("sp", default_sp) else "tensor"
+        if not reader.said("sp") and default_sp:
             reader.defaults.append("sequence parallel, since tp > 1")
     zero = reader.choice("zero", str(engine.default_zero) if engine is not None else "0")
     if not reader.said("zero"):

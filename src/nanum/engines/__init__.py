@@ -9,7 +9,7 @@ from nanum.errors import Refused
 
 
 def names() -> tuple[str, ...]:
-    return ("torchtitan", "megatron", "torch")
+    return ("torchtitan", "megatron", "torch", "deepspeed", "accelerate", "nanotron")
 
 
 def load(name: str) -> Engine:
@@ -30,8 +30,18 @@ def load(name: str) -> Engine:
         from nanum.engines.torch import TORCH
 
         return TORCH
-    if name in ("deepspeed", "accelerate", "nanotron"):
-        raise Refused([f"--engine {name} is not modelled yet; there are {', '.join(names())}"])
+    if name == "deepspeed":
+        from nanum.engines.deepspeed import DEEPSPEED
+
+        return DEEPSPEED
+    if name == "accelerate":
+        from nanum.engines.accelerate import ACCELERATE
+
+        return ACCELERATE
+    if name == "nanotron":
+        from nanum.engines.nanotron import NANOTRON
+
+        return NANOTRON
     if name == "any":
         raise Refused(["--engine any is for plan, which compares engines; predict takes one"])
     raise Refused([f"--engine {name} is unknown; there are {', '.join(names())}"])

@@ -13,6 +13,8 @@ from nanum.model import Model
 from nanum.rules import Rule
 from nanum.states import States
 
+DataParallel = Literal["fully_shard", "plain_or_fully_shard", "flat_buffers", "partitioned", "accumulated"]
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -24,20 +26,29 @@ class Engine:
     version: str
     default_zero: int
     searched_zero_stages: tuple[int, ...]  # those that a plan tries
-    data_parallel: Literal["fully_shard", "plain_or_fully_shard", "flat_buffers"]
+    data_parallel: DataParallel
     conventions: Callable[[Model, Job, Structure], Conventions]
     layers_of_stage: Callable[[int, Any, Any], Any]
     rules: tuple[Rule, ...]
     default_etp: Callable[[Any], Any] = lambda tp: 1  # of experts that are spread, beside tp
     default_reshard: Callable[[int], bool] = lambda pp: True  # are weights resharded after forward, with pp stages?
     schedules: tuple[Schedule, ...] = ONE_CHUNK  # that it has
+    default_sp: bool = True  # is tensor parallelism sequence parallel too, unless it is said?
+    layers_by_model: Callable[[Model, Any, Any], Any] | None = None  # the same rule, where it weighs the parts
 
     @property
     def refuses(self) -> tuple[Rule, ...]:
         return (*self.rules, _schedule_rule(self.name, self.schedules))
 
+    def layers(self, model: Model, stages: Any, stage: Any) -> Any:
+        """How many layers a stage has."""
+        if self.layers_by_model is not None:
+            return self.layers_by_model(model, stages, stage)
+        return self.layers_of_stage(model.num_hidden_layers, stages, stage)
+
 
 RUNS: dict[Schedule, str] = {
+    "gpipe": "torchtitan, torch, megatron and nanotron have it",
     "interleaved": "torchtitan, torch and megatron have it",
     "looped-bfs": "torchtitan and torch have it",
     "zb-h1": "torchtitan and torch have it",
@@ -47,6 +58,24 @@ RUNS: dict[Schedule, str] = {
     "dualpipev": "torchtitan and torch have it",
 }
 """Who runs a schedule that not every engine has."""
+
+
+def rank_rule(engine: str, axis: str, why: str) -> Rule:
+    """Refuses an axis that an engine does not have."""
+    return Rule(
+        f"{engine} has no {axis}",
+        lambda model, job, cluster, layout: getattr(layout, axis) > 1,
+        lambda model, job, cluster, layout: f"{axis}={getattr(layout, axis)} is not for {engine}: {why}",
+    )
+
+
+def recompute_rule(engine: str, why: str) -> Rule:
+    """Refuses selective recompute."""
+    return Rule(
+        f"{engine} recomputes whole layers or none",
+        lambda model, job, cluster, layout: layout.structure.recompute == "selective",
+        lambda model, job, cluster, layout: f"--recompute selective is not for {engine}: {why}",
+    )
 
 
 def _schedule_rule(engine: str, schedules: tuple[Schedule, ...]) -> Rule:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from nanum.arrays import most, where
@@ -41,6 +42,10 @@ class Buffer:
     sizes: tuple[Any, ...]  # elements of each tensor, in order
     states_bytes: Any  # of the optimizer's states for all of them
     matrices: Matrices  # rows and columns of those between activations
+
+    @property
+    def matrix_elements(self) -> Any:
+        return sum(map(prod, self.matrices))
 
     def times(self, presence: Any, take: Any) -> Buffer:
         return Buffer(
@@ -104,8 +109,9 @@ def buffer(
     flat = Shapes(shapes.mesh, {"flat": elements})
     shards = EXPERT_ZERO_AXES if experts else ZERO_AXES
     cut = {"flat": shards} if zero else {}
-    pending = Tensor("flat_grads", ("flat",), {}, n.grad_dtype, ("dp_replicate", *shards), "grads")
-    _, moves = reshard(pending, cut)
+    over = shards if zero and conventions.reduces_whole else ("dp_replicate", *shards)
+    pending = Tensor("flat_grads", ("flat",), {}, n.grad_dtype, over, "grads")
+    _, moves = reshard(pending, {} if conventions.reduces_whole else cut)
     reduce = tuple(collective(flat, m.kind, m.axes, m.before, m.after, "backward", "grads") for m in moves)
     gather = None
     if zero:
@@ -312,23 +318,15 @@ class FlatBuffers:
         return nodes
 
     def optimizer(self) -> list[Node]:
-        """Sums that were left for the end of the step, and the update."""
+        """What was left for the end of the step, and the update."""
         return self.update([self])
 
     def update(self, chunks: Sequence[FlatBuffers]) -> list[Node]:
         """That of all chunks of a rank at once."""
         n = self.conventions.numerics
         nodes: list[Node] = [Wait(DATA_STREAM, "reduce")] if self._several else []
-        if self.structure.tensor == "sequence" and not self.conventions.tp_grads_at_once:
-            # Of the norm weights over tp, in one coalesced call (finalize_model_grads.py).
-            size = sum(chunk._total("tp_grads_elements") for chunk in chunks) * ITEMSIZE[n.grad_dtype]
-            nodes.append(self._sum_at_the_end(("tp",), self.chain.tp, (self.chain.tp > 1) * 1, size))
-        if self.chain.tied_elements is not None and self.structure.pipelined:
-            # The two copies of a tied embedding add their gradients, on the first and the last stage.
-            ends = sum(chunk.chain.stage.embeds + chunk.chain.stage.heads for chunk in chunks)
-            nodes.append(
-                self._sum_at_the_end(("pp",), 2, ends, self.chain.tied_elements * ITEMSIZE[n.grad_dtype] * ends)
-            )
+        pending = sum(chunk._total("tp_grads_elements") for chunk in chunks)
+        nodes += sums_at_the_end(self.conventions, self.structure, [chunk.chain for chunk in chunks], pending)
         updated = sum(chunk._total("shard_elements" if self._zero else "elements") for chunk in chunks)
         states = sum(chunk._states_bytes for chunk in chunks)
         moved = 2 * states + updated * (ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
@@ -338,13 +336,30 @@ class FlatBuffers:
         nodes.append(Compute("optimizer", "optimizer", 0.0, moved, "fp32"))
         return nodes
 
-    def _sum_at_the_end(self, axes: tuple[str, ...], ranks: Any, calls: Any, size: Any) -> Collective:
-        dtype = self.conventions.numerics.grad_dtype
-        wire = wire_bytes("all_reduce", size, ranks)
-        return Collective("all_reduce", axes, "optimizer", "grads", dtype, ranks, calls, size * (calls > 0), wire)
-
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
         return ("F", gathers if self._zero == 3 else first and self._zero > 0)
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
         return ("B", last)
+
+
+def sums_at_the_end(
+    conventions: Conventions, structure: Structure, chains: Sequence[Chain], tp_grads_elements: Any
+) -> list[Node]:
+    """Sums of a rank's chunks that were left for the end of the step, after the reductions over data ranks."""
+    nodes: list[Node] = []
+    dtype, chain = conventions.numerics.grad_dtype, chains[0]
+
+    def all_reduce(axes: tuple[str, ...], ranks: Any, calls: Any, elements: Any) -> Collective:
+        size = elements * ITEMSIZE[dtype]
+        wire = wire_bytes("all_reduce", size, ranks)
+        return Collective("all_reduce", axes, "optimizer", "grads", dtype, ranks, calls, size * (calls > 0), wire)
+
+    if structure.tensor == "sequence" and not conventions.tp_grads_at_once:
+        # Of the norm weights over tp, in one coalesced call (Megatron-LM: finalize_model_grads.py).
+        nodes.append(all_reduce(("tp",), chain.tp, (chain.tp > 1) * 1, tp_grads_elements))
+    if chain.tied_elements is not None and structure.pipelined:
+        # The two copies of a tied embedding add their gradients, on the first and the last stage.
+        ends = sum(each.stage.embeds + each.stage.heads for each in chains)
+        nodes.append(all_reduce(("pp",), 2, ends, chain.tied_elements * ends))
+    return nodes

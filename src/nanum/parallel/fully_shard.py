@@ -227,7 +227,7 @@ class FullyShard:
     @property
     def _defers(self) -> bool:
         """Are gradients reduced in the last backward only, and added up unsharded before it?"""
-        return self.structure.pipelined or self.structure.grad_sync == "last"
+        return self.structure.pipelined or self.structure.grad_sync == "last" or self.conventions.syncs_last
 
     @property
     def _adds_in_place(self) -> bool:
@@ -379,7 +379,7 @@ class FullyShard:
     def optimizer(self) -> list[Node]:
         n = self.conventions.numerics
         own = self._total("own_elements")
-        moved = own * (2 * ITEMSIZE[n.param_dtype] + ITEMSIZE[n.grad_dtype]) + 2 * self._total("states_bytes")
+        moved = own * 3 * ITEMSIZE[n.param_dtype] + 2 * self._total("states_bytes")
         largest = self.chain.largest("largest_elements", self.units)
         copies = scratch_bytes(self.conventions, own, largest)
         return [

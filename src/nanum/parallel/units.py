@@ -54,7 +54,7 @@ class Unit:
     grads_bytes: Any  # unreduced gradients as backward leaves them
     last_grad_bytes: Any
     reduce_bytes: Any  # the padded flat input of the reduction
-    shard_bytes: Any  # its output
+    shard_bytes: Any  # its output, in the parameters' dtype
     sizes: tuple[Any, ...]  # elements of each tensor as computed with, in the model's order
     divided: tuple[bool, ...]  # is it of a module that tp divides?
     states: tuple[Any, ...]  # bytes of the states of each tensor as computed with
@@ -228,7 +228,7 @@ def _group(
             node = collective(shapes, m.kind, m.axes, m.before, m.after, phase, "grads")
             reduce = _joined(reduce, (node,))
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
-        shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.grad_dtype]
+        shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.param_dtype]
     last = own.bytes(grads[weights[-1]]) if weights else 0  # a head's norm may have no weights
     apart = any("ep" in w.stays for w in weights)
     alone = (own.ranks(EXPERT_ZERO_AXES) == 1) * 1 if apart else 0

@@ -4,20 +4,21 @@ and time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from nanum import engines
+from nanum.account import device
 from nanum.account.cost import Cost
-from nanum.account.device import ASSUMED, context_bytes, reserved_bytes
 from nanum.account.memory import Moment, moment
 from nanum.account.rank_time import RankTimes, rank_times
 from nanum.account.step_time import Cut, StageTime, cut, stage_time
 from nanum.account.timeline import TimeMap, busy, exposed
-from nanum.account.traffic import Key, Total, axes_of, flops, traffic
+from nanum.account.traffic import Groups, Key, Total, flops, groups_of, traffic
 from nanum.build import build, build_ranks
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
@@ -43,12 +44,29 @@ class StageMemory:
 
     stage: int
     moment: Moment
-    reserved_bytes: int
-    context_bytes: int
+    groups: Groups
+    mesh: Mapping[str, int]
+
+    @property
+    def reserved_bytes(self) -> int:
+        return int(device.reserved_bytes(self.moment.bytes))
+
+    @property
+    def communicator_bytes(self) -> int:
+        return int(device.communicator_bytes(self.groups, self.mesh))
+
+    @property
+    def context_bytes(self) -> int:
+        return int(device.context_bytes(self.groups, self.mesh))
 
     @property
     def device_bytes(self) -> int:
-        return self.reserved_bytes + self.context_bytes
+        return self.device_bytes_at("value")
+
+    def device_bytes_at(self, level: device.Level) -> int:
+        """What is expected, or the least or the most that would have been seen."""
+        reserved = device.reserved_bytes(self.moment.bytes, level)
+        return int(reserved + device.context_bytes(self.groups, self.mesh, level))
 
 
 @dataclass(frozen=True)
@@ -145,13 +163,8 @@ class Prediction:
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         at = self.layout
-        axes = frozenset(group for step in self.steps for group in axes_of(step.counted))
-        context = int(context_bytes(axes, at.mesh))
-        found = []
-        for i, step in enumerate(self.steps):
-            m = moment(step.program)
-            found.append(StageMemory(i, m, int(reserved_bytes(m.bytes)), context))
-        return tuple(found)
+        groups = frozenset(group for step in self.steps for group in groups_of(step.counted))
+        return tuple(StageMemory(i, moment(step.program), groups, at.mesh) for i, step in enumerate(self.steps))
 
     @property
     def worst(self) -> StageMemory:
@@ -294,7 +307,6 @@ class Prediction:
         capacity = self.cluster.chip.memory_bytes
         low, high = RANGE
         stated = [
-            *((a.what, a.value, a.unit, "assumed", a.source) for a in ASSUMED),
             ("device memory", capacity.value, "bytes", capacity.tag, capacity.source),
             ("least of the step's range, over the step", low, "ratio", "assumed", RANGE_SOURCE),
             ("most of the step's range, over the step", high, "ratio", "assumed", RANGE_SOURCE),
@@ -302,7 +314,8 @@ class Prediction:
         ]
         keys = ("what", "value", "unit", "tag", "source")
         mine = [dict(zip(keys, each, strict=True)) for each in stated]
-        return [*mine, *self.cost.assumptions()]
+        beyond = [{**asdict(term), "tag": "assumed"} for term in device.terms(self.worst.groups, self.worst.mesh)]
+        return [*beyond, *mine, *self.cost.assumptions()]
 
     def to_dict(self, *, communication: bool = True) -> dict[str, Any]:
         """The answer as one document, of plain Python values; without its ledger where that is not asked for."""

@@ -24,7 +24,7 @@ UNMODELLED = (
     "gradient clipping's scalar all-reduce, and data loading",
     "slower kernels while exchanges overlap with them, where that was not measured; stragglers and jitter",
     "kernel launches that the host cannot keep ahead of",
-    "fragmentation beyond the stated reserve; cuBLAS workspaces",
+    "fragmentation beyond the stated reserve",
 )
 OF_CONTEXT_PARALLEL = (
     "uneven ranks of context parallelism: attention is counted as their average (torch takes blocks in order, so that "
@@ -52,7 +52,8 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
             "worst": {
                 "stage": worst.stage, "moment": worst.moment.name, "allocated_bytes": worst.moment.bytes,
                 "reserved_bytes": worst.reserved_bytes, "device_bytes": worst.device_bytes,
-                "context_bytes": worst.context_bytes,
+                "context_bytes": worst.context_bytes, "communicator_bytes": worst.communicator_bytes,
+                "device_bytes_low": worst.device_bytes_at("low"), "device_bytes_high": worst.device_bytes_at("high"),
             },
             "stages": [
                 {

@@ -224,11 +224,13 @@ def _memory(memory: Document, console: Console) -> None:
         )
     print_table(console, MEMORY, rows, words=1)
     worst = memory["worst"]
+    seen = [worst.get(f"device_bytes_{end}") for end in ("low", "high")]
+    between = f" (between {gib(seen[0])} and {gib(seen[1])})" if all(seen) else ""
     say(
         console,
         f"stage {worst['stage']}, the worst: {gib(worst['allocated_bytes'])} allocated, {gib(worst['reserved_bytes'])} "
         f"reserved by PyTorch, {gib(worst['context_bytes'])} for contexts and communicators: "
-        f"{gib(worst['device_bytes'])} of the device's {gib(memory['capacity_bytes'])} GiB",
+        f"{gib(worst['device_bytes'])}{between} of the device's {gib(memory['capacity_bytes'])} GiB",
     )
 
 
@@ -315,8 +317,11 @@ def _assumptions(assumptions: Iterable[Document], console: Console) -> None:
 
 
 def _assumption(one: Document) -> str:
-    what = str(one["what"])
-    return what if one["value"] is None else f"{what}: {_quantity(one['value'], one.get('unit', ''))}"
+    what, unit = str(one["what"]), one.get("unit", "")
+    if one["value"] is None:
+        return what
+    seen = f" ({_quantity(one['low'], unit)} to {_quantity(one['high'], unit)})" if "low" in one else ""
+    return f"{what}: {_quantity(one['value'], unit)}{seen}"
 
 
 def _ranking(best: Sequence[Document], console: Console) -> None:

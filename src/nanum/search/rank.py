@@ -19,7 +19,7 @@ from nanum.account.memory import Use, peak
 from nanum.account.step_time import bound, cut, stage_bound, stage_time
 from nanum.account.timeline import TimeMap
 from nanum.account.totals import Totals
-from nanum.account.traffic import Axes, axes_of
+from nanum.account.traffic import Groups, groups_of
 from nanum.build import BODY_FIELDS, Bodies, Parts, Staged, assemble, body_space, build, emit_parts, place_stages
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
@@ -136,7 +136,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
     parts = emit_parts(question.model, question.job, distinct_layout, question.engine)
     modes: dict[str, Parts] = {parts.structure.recompute: parts}
     shared = Shared(Cost(question.cluster, distinct_layout), Once())
-    memory_known, axes_known, time_known = Once[Use](), Once[Axes](), Once[Totals]()
+    memory_known, groups_known, time_known = Once[Use](), Once[Groups](), Once[Totals]()
     placed: dict[tuple[bytes, bytes], tuple[Staged, Cost]] = {}
     steps: dict[tuple[Any, ...], Any] = {}
     start = 0
@@ -158,13 +158,13 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         key = (*_same_actions(structure), sends, *here)
         if key not in steps:
             step = assemble(staged, bodies.parts, structure, question.engine)
-            steps[key] = step, axes_of(step.program, axes_known)
-        step, axes = steps[key]
+            steps[key] = step, groups_of(step.program, groups_known)
+        step, groups = steps[key]
         step = step.scheduled(structure)
         used = peak(step.program, memory_known).peak
         pp = group.layout.pp
         worst = np.maximum.reduceat(np.broadcast_to(used, stage.shape), np.cumsum(pp) - pp)
-        at_device = reserved_bytes(worst) + context_bytes(axes, group.layout.mesh)
+        at_device = reserved_bytes(worst) + context_bytes(groups, group.layout.mesh)
         fits = at_device <= question.cluster.chip.memory_bytes.value
         m = question.job.num_microbatches(group.layout.micro_batch_size, group.layout.data_ranks)
         seconds = (

@@ -99,12 +99,12 @@ class Case:
 
     def question(self, engine: Engine) -> dict[str, Any]:
         """As `nanum.live.question` reads it."""
-        layers = self.model.num_hidden_layers
+        stages = self.stages
         return {
             "model": asdict(self.model),
             "job": asdict(self.job),
             "layout": asdict(self.layout),
-            "stage_layers": [int(engine.layers_of_stage(layers, self.stages, i)) for i in range(self.stages)],
+            "stage_layers": [int(engine.layers(self.model, stages, i)) for i in range(stages)],
             "name": self.name,
             "steps": self.steps,
             "bucket_cap_mb": self.bucket_cap_mb,

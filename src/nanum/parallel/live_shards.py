@@ -1,0 +1,201 @@
+"""Weights as shards of each tensor that are gathered as modules come to them, and live on while they are soon used
+again: DeepSpeed's ZeRO-3.
+
+Conventions of DeepSpeed 0.19.6 (runtime/zero/stage3.py, partitioned_param_coordinator.py, partition_parameters.py;
+sizes in elements, of `conventions.Buckets`):
+- a tensor of at most `persist` elements stays whole, and is gathered after each update;
+- others are gathered a module at a time, up to `prefetch` of them ahead, in one call for so many; a flat buffer
+  receives them, out of which each tensor is copied;
+- after a module its weights go, unless they are used again within `reuse` elements of others: from forward to backward
+  that is what has less than half as many elements after it. What lives on is not gathered again;
+- gradients go through one bucket of `reduce` elements that is there for the whole run: full ones are put in the order
+  of the ranks, in a copy, and reduce-scattered beside backward, in each micro-batch. Shares stay in one buffer;
+- each rank updates its shares in fp32, `update` elements at a time.
+Layers are taken to weigh what they do on average where it is asked how many live on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nanum.arrays import least, most
+from nanum.collectives import wire_bytes
+from nanum.conventions import ITEMSIZE, Conventions
+from nanum.layout import Structure
+from nanum.parallel.buckets import carried, counted, per_stage
+from nanum.parallel.chain import Chain, Each, copy
+from nanum.parallel.partitioned import closed_before
+from nanum.parallel.places import EMBEDDING, HEAD, Direction, Part, Place
+from nanum.parallel.units import Unit
+from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Wait
+
+
+@dataclass(frozen=True, eq=False)
+class LiveShards:
+    chain: Chain
+    conventions: Conventions
+    structure: Structure
+    units: Each[Unit]
+
+    def _total(self, field: str) -> Any:
+        return self.chain.total(field, self.units)
+
+    @property
+    def _size(self) -> int:
+        return ITEMSIZE[self.conventions.numerics.param_dtype]
+
+    @property
+    def _states_bytes(self) -> Any:
+        return self.conventions.numerics.states.of_vectors(self._total("stored_elements"), 0)
+
+    def resident(self) -> list[Node]:
+        shares, grad = self._total("stored_elements"), ITEMSIZE[self.conventions.numerics.grad_dtype]
+        persisting = self._size * sum(self._persisting(part) * count for part, count in self.chain.counted())
+        return [
+            Held("params", shares * self._size, "shares of the parameters"),
+            Held("params", persisting, "tensors that are not split"),
+            Held("optimizer_states", self._states_bytes, "masters and optimizer states"),
+            Held("grads", shares * grad, "shares of the gradients"),
+            Held("buffers", self.conventions.buckets.reduce * grad, "bucket of gradients"),
+        ]
+
+    # --- gathering --------------------------------------------------------------------------------------------------
+    @property
+    def _several(self) -> Any:
+        """1 where there is another rank to gather from; without, a share is the whole."""
+        return (self._template.group_size > 1) * 1
+
+    @property
+    def _template(self) -> Collective:
+        """A gather of weights that are stored split; experts of their own mesh are refused."""
+        return self.units.layers[0].gathers[0]
+
+    def _persisting(self, part: Part) -> Any:
+        """Elements of small tensors, which are there whole beside their shares."""
+        return self._several * sum(size * (size <= self.conventions.buckets.persist) for size in self.units[part].sizes)
+
+    def _gathered_bytes(self, part: Part) -> Any:
+        return self.units[part].weights_bytes * self._several - self._persisting(part) * self._size
+
+    def _living(self) -> tuple[Any, Any]:
+        """Of layers: those that live on from forward to backward, and all."""
+        layers = sum(count for part, count in self.chain.counted() if isinstance(part, int))
+        elements = sum(self.units[part].elements * n for part, n in self.chain.counted() if isinstance(part, int))
+        near = most(self.conventions.buckets.reuse // 2 - self.units.head.elements, 0)
+        return least(-(-near * layers // most(elements, 1)), layers), layers
+
+    def _live(self, place: Place) -> tuple[Any, Any]:
+        """The share, as a fraction, of such a part's weights that live on from forward to backward."""
+        if place is HEAD:
+            return 1, 1
+        living, layers = self._living()
+        if place is EMBEDDING:
+            after = self._total("elements") - self.units.embedding.elements
+            return (2 * after < self.conventions.buckets.reuse) * 1, 1
+        return living, most(layers, 1)
+
+    def _gather(self, part: Part, direction: Direction, presence: Any, share: tuple[Any, Any]) -> list[Node]:
+        """Of that share of it, with room for what is received."""
+        some, of = share
+        payload = self._gathered_bytes(part) * presence * some // of
+        calls = -(-payload // (self._size * self.conventions.buckets.prefetch))
+        wire = wire_bytes("all_gather", payload, self._template.group_size)
+        started = replace(self._template, calls=calls, payload_bytes=payload, wire_bytes=wire)
+        return [Held("buffers", payload, "received shares"), started.started(direction, DATA_STREAM, "gather")]
+
+    def _copied_out(self, part: Part, direction: Direction, share: tuple[Any, Any]) -> list[Node]:
+        some, of = share
+        size = self._gathered_bytes(part) * some // of
+        return [
+            Wait(DATA_STREAM, "gather"),
+            Held("params", size, "gathered parameters"),
+            copy("copy_out", direction, size, self.conventions.numerics.compute_dtype),
+            Held("buffers", -size),
+        ]
+
+    def _share(self, part: Part, direction: Direction) -> tuple[Any, Any]:
+        """What is gathered of a part: all, or in backward what does not live on."""
+        if direction == "forward":
+            return 1, 1
+        place = {"embedding": EMBEDDING, "head": HEAD}.get(part) if isinstance(part, str) else None
+        some, of = self._live(place) if place else self._living()
+        return of - some, most(of, 1)
+
+    def _ahead(self, parts: list[tuple[Part, Any]], direction: Direction) -> list[Node]:
+        return [
+            node
+            for part, presence in parts
+            for node in self._gather(part, direction, presence, self._share(part, direction))
+        ]
+
+    def forward(self, *, gathers: bool, first: bool) -> list[Node]:
+        def around(place: Place) -> tuple[list[Node], list[Node]]:
+            ahead = self._ahead(self.chain.follows(place, "forward"), "forward")
+            return [*self._copied_out(place.part, "forward", (1, 1)), *ahead], self._let_go(place)
+
+        return [*self._ahead(self.chain.begins("forward"), "forward"), *self.chain.forward(around, [])]
+
+    def _let_go(self, place: Place) -> list[Node]:
+        """After forward: all but what lives on."""
+        some, of = self._live(place)
+        size = self._gathered_bytes(place.part)
+        return [Held("params", size * some // of - size)]
+
+    # --- backward ---------------------------------------------------------------------------------------------------
+    def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
+        n = self.conventions.numerics
+        bucket = least(self.conventions.buckets.reduce, self._total("elements")) * ITEMSIZE[n.grad_dtype]
+
+        def around(place: Place) -> tuple[list[Node], list[Node]]:
+            part, u = place.part, self.units[place.part]
+            ahead = self._ahead(self.chain.follows(place, "backward"), "backward")
+            enter = [*self._copied_out(part, "backward", self._share(part, "backward")), *ahead]
+            leave: list[Node] = [
+                copy("copy_in", "backward", u.grads_bytes, n.grad_dtype),
+                Held("grads", -u.grads_bytes),
+                *(carried(self._reduced(c)) for c in u.reduce),
+                Held("params", -self._gathered_bytes(part)),
+            ]
+            return enter, leave
+
+        begin = [
+            Held("buffers", bucket, "a bucket in the order of the ranks"),
+            *self._ahead(self.chain.begins("backward"), "backward"),
+        ]
+        room = self.conventions.buckets.reduce
+        buckets = per_stage(self.chain, [self.units.map(lambda u: u.sizes)], (room,), closed_before)
+        return [
+            *self.chain.backward(begin, around),
+            *(counted(self._reduced(c), buckets) for c in self.units.layers[0].reduce),
+            Wait(DATA_STREAM, "reduce"),
+            Held("buffers", -bucket),
+        ]
+
+    def _reduced(self, c: Collective) -> Collective:
+        return c.started("backward", DATA_STREAM, "reduce")
+
+    # --- optimizer --------------------------------------------------------------------------------------------------
+    def optimizer(self) -> list[Node]:
+        n, shares = self.conventions.numerics, self._total("stored_elements")
+        wide = least(shares, self.conventions.buckets.update) * ITEMSIZE["fp32"]
+        moved = 2 * self._states_bytes + shares * (ITEMSIZE["fp32"] + ITEMSIZE[n.param_dtype])
+        return [
+            Held("grads", wide, "fp32 gradients"),
+            copy("to_float", "optimizer", shares * ITEMSIZE["fp32"], "fp32"),
+            Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
+            Held("grads", -wide),
+            *self._persistent_again(),
+        ]
+
+    def _persistent_again(self) -> list[Node]:
+        """One gather of all tensors that stay whole."""
+        size = self._size * sum(self._persisting(part) * count for part, count in self.chain.counted())
+        wire, calls = wire_bytes("all_gather", size, self._template.group_size), (size > 0) * 1
+        return [replace(self._template, phase="optimizer", calls=calls, payload_bytes=size, wire_bytes=wire)]
+
+    def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
+        return ("F",)
+
+    def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
+        return ("B",)

@@ -1,0 +1,187 @@
+"""Weights whole on each rank, of which it updates its share: DeepSpeed's ZeRO-1 and 2, and its plain data parallelism.
+
+Conventions of DeepSpeed 0.19.6 (runtime/zero/stage_1_and_2.py, runtime/fp16/fused_optimizer.py, runtime/engine.py):
+- parameters lie in one flat buffer, of which each rank has an equal part in fp32, with the states of its optimizer;
+- a gradient is copied, as it becomes ready, into a bucket (`reduce_bucket_size`; two in turn under `overlap_comm`);
+  before one that would not fit, the bucket is all-reduced, also where each rank keeps but its share
+  (`use_multi_rank_bucket_allreduce`), and unless told otherwise backward waits for it;
+- ZeRO-2 does so in each backward, ZeRO-1 in the last; before it, and without ZeRO, gradients are kept whole. Without
+  ZeRO they are reduced after the last backward, and so they are in a pipeline;
+- a rank's share of the gradients is made fp32 for the update, and the updated parameters are gathered at once.
+What flattening a full bucket takes until it is reduced is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain as joined
+from typing import Any
+
+from nanum.arrays import least
+from nanum.conventions import ITEMSIZE, Conventions
+from nanum.layout import Structure
+from nanum.parallel.buckets import Kinds, Sizes, carried, counted, per_stage
+from nanum.parallel.chain import Chain, Each, copy
+from nanum.parallel.flat_buffers import Buffer, sums_at_the_end
+from nanum.parallel.places import Place
+from nanum.parallel.units import orthogonalized
+from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Repeat, Wait
+
+
+@dataclass(frozen=True, eq=False)
+class Partitioned:
+    chain: Chain
+    conventions: Conventions
+    structure: Structure
+    buffers: Each[Buffer]
+
+    def _total(self, field: str) -> Any:
+        return self.chain.total(field, self.buffers)
+
+    @property
+    def _grad(self) -> int:
+        return ITEMSIZE[self.conventions.numerics.grad_dtype]
+
+    @property
+    def _share(self) -> Any:
+        """Elements that a rank updates."""
+        return self._total("shard_elements" if self.structure.zero else "elements")
+
+    @property
+    def _states_bytes(self) -> Any:
+        matrices, states = self._total("matrix_elements"), self.conventions.numerics.states
+        shared = matrices * self._share // self._total("elements")
+        return states.of_vectors(self._share, shared)
+
+    def resident(self) -> list[Node]:
+        params = self._total("elements") * ITEMSIZE[self.conventions.numerics.param_dtype]
+        return [
+            Held("params", params, "parameters"),
+            Held("optimizer_states", self._states_bytes, "masters and optimizer states"),
+        ]
+
+    def forward(self, *, gathers: bool, first: bool) -> list[Node]:
+        return self.chain.forward(lambda place: ([], []), [])
+
+    # --- backward ---------------------------------------------------------------------------------------------------
+    def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
+        zero = self.structure.zero
+        reduces = zero == 2 or last
+        at_the_end = self.structure.pipelined or not zero
+        adds = not first and zero < 2  # into gradients that were kept whole
+
+        def around(place: Place) -> tuple[list[Node], list[Node]]:
+            b = self.buffers[place.part]
+            leave: list[Node] = []
+            if adds:
+                leave += [copy("accumulate", "backward", b.transient_grads_bytes, self.conventions.numerics.grad_dtype)]
+                leave += [Held("grads", -b.transient_grads_bytes)]
+            if reduces and not at_the_end:
+                leave += [*self._into_bucket(b), *(node for c in b.reduce for node in self._reduced(carried(c)))]
+            return [], leave
+
+        if not reduces:
+            return self.chain.backward([], around)
+        nodes = self.chain.backward([] if at_the_end else self._room(), around)
+        if at_the_end:
+            nodes += self._room()
+            for part, count in self.chain.counted():
+                b = self.buffers[part]
+                moved = [node for c in b.reduce for node in self._reduced(carried(c))]
+                nodes.append(Repeat(count, (*(self._into_bucket(b) if zero else ()), *moved)))
+        for c in self.buffers.layers[0].reduce:
+            nodes += self._reduced(counted(c, self._bucket_count()))
+        if self.conventions.buckets.overlaps:
+            nodes.append(Wait(DATA_STREAM, "reduce"))
+        return [*nodes, *self._room_released(adds=zero == 2 and not first)]
+
+    def _room(self) -> list[Node]:
+        """Buckets, and room for what a rank keeps of the reduced gradients."""
+        return [
+            Held("buffers", self._bucket_bytes, "buckets of gradients"),
+            Held("grads", self._kept_bytes, "a rank's share of the gradients"),
+        ]
+
+    def _room_released(self, *, adds: bool) -> list[Node]:
+        """What a rank keeps is, `adds`, added into what it has."""
+        nodes: list[Node] = []
+        if adds:
+            nodes = [copy("accumulate", "backward", self._kept_bytes, self.conventions.numerics.grad_dtype)]
+            nodes.append(Held("grads", -self._kept_bytes))
+        return [*nodes, Held("buffers", -self._bucket_bytes)]
+
+    @property
+    def _kept_bytes(self) -> Any:
+        return self._share * self._grad if self.structure.zero else 0
+
+    @property
+    def _bucket_bytes(self) -> Any:
+        buckets = self.conventions.buckets
+        if not self.structure.zero:  # flattened when it is reduced
+            return least(self._total("elements"), buckets.reduce) * self._grad
+        return buckets.reduce * self._grad * (1 + buckets.overlaps) * buckets.contiguous
+
+    def _into_bucket(self, b: Buffer) -> list[Node]:
+        size = b.transient_grads_bytes
+        return [copy("copy_in", "backward", size, self.conventions.numerics.grad_dtype), Held("grads", -size)]
+
+    def _reduced(self, c: Collective) -> list[Node]:
+        overlaps = self.conventions.buckets.overlaps
+        return [c.started("backward", DATA_STREAM, "reduce") if overlaps else replace(c, phase="backward")]
+
+    def _bucket_count(self) -> Any:
+        room = self.conventions.buckets.reduce
+        return per_stage(self.chain, [self.buffers.map(lambda b: b.sizes)], (room,), closed_before)
+
+    # --- optimizer --------------------------------------------------------------------------------------------------
+    def optimizer(self) -> list[Node]:
+        """The update of a rank's share; Muon's matrices are taken to be shared evenly."""
+        n, zero, share = self.conventions.numerics, self.structure.zero, self._share
+        whole = self._total("transient_grads_bytes")
+        held = self._kept_bytes if zero else whole
+        wide = ITEMSIZE["fp32"] * share * (n.grad_dtype != "fp32")
+        moved = 2 * self._states_bytes + share * (ITEMSIZE["fp32"] + ITEMSIZE[n.param_dtype])
+        gather = self.buffers.layers[0].gather
+        owners = gather.group_size if gather else 1
+        parts = [(self.buffers[part].matrices, count) for part, count in self.chain.counted()]
+        flat = (held if zero else wide) * (n.grad_dtype != "fp32")  # a copy of all in one
+        return [
+            *sums_at_the_end(self.conventions, self.structure, [self.chain], self._total("tp_grads_elements")),
+            *orthogonalized(n.states, parts, owners),
+            Held("grads", flat, "flattened gradients"),
+            Held("grads", wide, "fp32 gradients"),
+            copy("to_float", "optimizer", wide, "fp32"),
+            Held("grads", -flat - held),
+            Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
+            Held("grads", -wide),
+            *self._gathered(),
+        ]
+
+    def _gathered(self) -> list[Node]:
+        """All updated parameters in one call."""
+        parts = [(self.buffers[part].gather, count) for part, count in self.chain.counted()]
+        nodes: list[Node] = [Repeat(count, (carried(replace(c, phase="optimizer")),)) for c, count in parts if c]
+        return nodes + [counted(replace(c, phase="optimizer"), 1) for c, _ in parts[1:2] if c]
+
+    def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
+        return ("F",)
+
+    def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
+        return "B", first, self.structure.zero == 2 or last
+
+
+@lru_cache(maxsize=4096)
+def closed_before(turns: tuple[Each[Sizes], ...], kinds: Kinds, given: tuple[int, ...]) -> int:
+    """Buckets of `given[0]` elements: one closes before a gradient that would not fit, and one that alone is larger has
+    its own (`reduce_independent_p_g_buckets_and_remove_grads`).
+    """
+    (room,) = given
+    count = filled = 0
+    for sizes in turns:
+        layers = (tuple(reversed(sizes.layers[kind])) for kind in reversed(kinds))
+        for size in (*reversed(sizes.head), *joined.from_iterable(layers), *reversed(sizes.embedding)):
+            if filled and filled + size > room:
+                count, filled = count + 1, 0
+            filled += size
+    return count + (filled > 0)
