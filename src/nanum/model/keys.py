@@ -106,8 +106,13 @@ class Family:
     ignored: tuple[str, ...] = ()
 
     def named(self, config: Config) -> dict[str, Any]:
-        """The config under the family's own names of keys."""
-        return {self.synonyms.get(key, key): value for key, value in config.items()}
+        """The config under the family's own names of keys. Newer files have the rotary part of a head in a table of all
+        that is rotary.
+        """
+        rotary = config.get("rope_parameters")
+        share = rotary.get("partial_rotary_factor") if isinstance(rotary, Mapping) else None
+        within = {} if share is None else {"partial_rotary_factor": share}
+        return {self.synonyms.get(key, key): value for key, value in {**within, **config}.items()}
 
     def values(self, config: Config) -> dict[str, Any]:
         """What a config that is known to be good says by each key."""

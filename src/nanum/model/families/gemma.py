@@ -66,6 +66,7 @@ FAMILIES = {
         _keys(**WINDOWED, num_key_value_heads=HEADS.or_(4)) | {"sliding_window": POSITIONS.or_null(4096)},
         _gemma2,
         fits,
+        ignored=("sliding_window_size",),
     ),
     # The files of the larger ones, whose text part is a table of its own, leave out what is as in the class.
     "gemma3_text": Family(
