@@ -37,15 +37,16 @@ def pointwise(t: Tape, name: str, xs: tuple[Tensor, ...], *, saves: bool = True,
 def activated(t: Tape, name: str, x: Tensor) -> Tensor:
     """An activation. PyTorch's relu keeps what it wrote, the others what they read; an eager squared relu is both."""
     if name == "relu2" and "activation" not in t.conventions.fused:
-        return pointwise(t, "square", (_relu(t, x),))
-    return _relu(t, x) if name == "relu" else pointwise(t, name, (x,))
+        return pointwise(t, "square", (known_by_result(t, "relu", x),))
+    return known_by_result(t, name, x) if name == "relu" else pointwise(t, name, (x,))
 
 
-def _relu(t: Tape, x: Tensor) -> Tensor:
-    t.emit("relu", (x,), (y := x.like(name="relu"),))
+def known_by_result(t: Tape, name: str, x: Tensor) -> Tensor:
+    """A function whose slope is a function of its value (relu, sigmoid): backward reads what forward wrote."""
+    t.emit(name, (x,), (y := x.like(name=name),))
 
     def transpose() -> None:
-        t.emit("d_relu", (t.grad(y), y), (dx := x.like(name="d_relu"),))
+        t.emit("d_" + name, (t.grad(y), y), (dx := x.like(name="d_" + name),))
         t.add_grad(x, dx)
 
     return t.then(y, transpose)
