@@ -182,20 +182,13 @@ def tp_rows(of: Model, t: int, tensor: str, what: str = "activations") -> dict[t
 
 
 @pytest.mark.parametrize("tensor", ["tensor", "sequence"])
-@pytest.mark.parametrize("placement", ["post", "sandwich", "post_residual"])
+@pytest.mark.parametrize("placement", ["post", "sandwich", "post_residual", "parallel", "parallel_two_norms"])
 def test_norms_elsewhere_exchange_the_same(placement: str, tensor: str) -> None:
-    """Norms lie between the exchanges of a layer, wherever they are."""
+    """Norms lie between the exchanges of a layer, wherever they are; of blocks side by side each has its own (as
+    DTensor's and Megatron's parallel linear layers do, and PyTorch was seen to).
+    """
     moved = model(placement=placement)  # type: ignore[arg-type]
     assert tp_rows(moved, 2, tensor) == tp_rows(model(), 2, tensor)
-
-
-def test_blocks_side_by_side_are_reduced_together_in_backward() -> None:
-    """Forward: the two outputs. Backward: both blocks' part of one gradient, where norms before each make it two."""
-    alone, together = tp_rows(model(), 2, "tensor"), tp_rows(model(placement="parallel"), 2, "tensor")
-    ends = 1  # the embedding's output forward, the head's input back
-    assert alone["all_reduce", "forward"][0] == together["all_reduce", "forward"][0] == 2 * L + ends
-    assert alone["all_reduce", "backward"][0] == 2 * L + ends
-    assert together["all_reduce", "backward"][0] == L + ends
 
 
 def test_a_norm_of_all_heads_adds_up_squares_over_ranks() -> None:
