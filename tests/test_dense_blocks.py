@@ -248,6 +248,15 @@ def test_a_narrow_table_is_projected() -> None:
     assert counted[1] - counted[0] == 3 * 2 * B * S * (V * H - V * narrow - 2 * H * narrow)
 
 
+@pytest.mark.parametrize(("compiled", "more"), [(False, 2 * B * S * V + 2 * 8), (True, 0)])
+def test_a_cap_of_logits_keeps_one_more_of_them(compiled: bool, more: int) -> None:
+    """Its tanh is read in backward, and so is the cap, twice as a double; what one kernel wrote the loss keeps too."""
+    layout = Layout(micro_batch_size=B, structure=Structure(zero=3, compile=compiled))
+    heads = [emit_parts(m, Job(S, B), layout, TORCHTITAN).bodies.head for m in (model(), model(logit_cap=30.0))]
+    plain, capped = (int(peak((*head.forward, *head.loss)).net) for head in heads)
+    assert capped - plain == more
+
+
 @pytest.mark.parametrize("engine", [MEGATRON, TORCHTITAN], ids=lambda e: e.name)
 def test_arrays_of_layouts_say_what_each_says_alone(engine: Any) -> None:
     """Windows, narrow tables and norms of heads under several layouts at once."""

@@ -134,6 +134,7 @@ class Decoder(nn.Module):
         self.register_buffer("places", positions + m.unused_positions if learned else None, persistent=False)
         for name, table in zip(("cos", "sin"), turns, strict=True):
             self.register_buffer(name, table, persistent=False)
+        self.logit_cap = m.logit_cap
         self.tied = m.tie_word_embeddings and embeds and heads
         self.tie()
 
@@ -158,7 +159,12 @@ class Decoder(nn.Module):
         if self.head is None:
             return x
         h = x if self.norm is None else self.norm(x)
-        return self.head(h if self.project_out is None else self.project_out(h))
+        logits: torch.Tensor = self.head(h if self.project_out is None else self.project_out(h))
+        return logits if self.logit_cap is None else capped(logits, self.logit_cap)
+
+
+def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    return torch.tanh(logits / cap) * cap
 
 
 def rotary_tables(head_dim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

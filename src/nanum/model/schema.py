@@ -46,7 +46,7 @@ _OF_NUMERICS = """
     layer_norm_epsilon layer_norm_eps norm_eps norm_epsilon rms_norm_eps scale_attn_weights
     scale_attn_by_inverse_layer_idx reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32
     masked_softmax_fusion bias_dropout_fusion slow_but_exact skip_bias_add skip_bias_add_qkv pretraining_tp
-    attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar clip_qkv swiglu_limit logit_scale softmax_scale
+    attn_logit_softcapping query_pre_attn_scalar clip_qkv swiglu_limit logit_scale softmax_scale
     attn_temperature_tuning floor_scale attn_scale
 """
 _OF_POSITIONS = """

@@ -52,6 +52,19 @@ def known_by_result(t: Tape, name: str, x: Tensor) -> Tensor:
     return t.then(y, transpose)
 
 
+def capped(t: Tape, x: Tensor) -> Tensor:
+    """`cap * tanh(x / cap)`: backward reads the tanh, or what one kernel wrote. A number is a tensor of its own."""
+    if "activation" in t.conventions.fused:
+        return known_by_result(t, "softcap", x)
+
+    def scaled_by_a_number(x: Tensor, name: str) -> Tensor:
+        number = t.buffer("a double", 8)
+        t.emit(name, (x,), (y := x.like(name=name), number))
+        return t.then(y, lambda: t.add_grad(x, t.kernel(name, (t.grad(y), number), x)))
+
+    return scaled_by_a_number(known_by_result(t, "tanh", scaled_by_a_number(x, "div")), "mul")
+
+
 GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu", "relu2": "relu2 gate"}
 
 

@@ -54,8 +54,11 @@ SANDWICH = replace(
     mlp=_GEGLU,
     alternates=(Layer(replace(_NORMED, window=4096, rotary=0), _GEGLU),),
     tie_word_embeddings=True,
+    logit_cap=30.0,
 )
-"""As Gemma 3: norms before and after each block and of each head, layers with and without a window in turn."""
+"""As Gemma 2 and 3: norms before and after each block and of each head, layers with and without a window in turn, and a
+cap on logits.
+"""
 AFTER = replace(LLAMA, name="after", placement="post", attention=replace(_HEADS, qk_norm="width"))
 """As OLMo 2: norms after each block, and of all heads at once."""
 PARALLEL = replace(
