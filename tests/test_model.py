@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from nanum import model
 from nanum.errors import Refused
 from nanum.model.config import from_config
+from nanum.model.families import family
 from nanum.model.presets import presets
 
 LLAMA = {
@@ -257,16 +258,20 @@ def test_an_unknown_word(word, said):
     assert len(str(refused.value)) < 300
 
 
-JUNK = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([1]))
-BASES = (LLAMA, GPT2, {**LLAMA, "model_type": "mistral", "sliding_window": None})
+JUNK = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([1]), st.just({}))
+BASES = {preset.config["model_type"]: preset.config for preset in presets()}
 
 
-@given(st.sampled_from(BASES), st.integers(0, 5), JUNK)
-def test_no_value_brings_down_the_door(base, which, value):
-    key = [*base, "head_dim", "n_inner", "num_key_value_heads"][which + 1 if which < len(base) - 1 else -1]
+@given(st.sampled_from(sorted(BASES)), st.data(), JUNK)
+def test_no_value_brings_down_the_door(model_type, data, value):
+    key = data.draw(st.sampled_from(sorted(set(family(model_type).keys) | {"rope_parameters", "num_experts"})))
+    if key == "rope_parameters":
+        value = {"partial_rotary_factor": value}
     try:
-        loaded = from_config({**base, key: value}, "x")
+        loaded = from_config({**BASES[model_type], key: value}, "x")
     except Refused:
         return  # a reason, and no other error
     assert loaded.hidden_size >= 1
-    assert loaded.attention.num_attention_heads % loaded.attention.num_key_value_heads == 0
+    for kind in loaded.kinds:
+        assert kind.attention.num_attention_heads % kind.attention.num_key_value_heads == 0
+    assert sum(times * len(kinds) for times, kinds in loaded.runs) == loaded.num_hidden_layers

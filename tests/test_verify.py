@@ -71,7 +71,7 @@ def test_a_real_run_is_as_predicted(answers: Answers, name: str) -> None:
 
 def test_the_dozen_has_every_way() -> None:
     asked = cases(quick=True)
-    assert len(asked) == 12
+    assert 12 <= len(asked) <= 16
     assert {axis for case in asked for axis, size in case.layout.sizes.items() if size > 1} == {
         "dp_replicate",
         "dp_shard",

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from nanum import files
 from nanum.errors import Refused
+from nanum.job import Job
+from nanum.layout import Layout
 from nanum.model import Attention, load
 from nanum.model.presets import presets
 from nanum.model.scale import scaled
+from nanum.verify.case import not_run
 from nanum.verify.gloo import received_bytes
 
 MODELS = [preset.name for preset in presets()]
@@ -95,3 +98,22 @@ def test_what_cannot_be_written_is_not_left_half(tmp_path: Path, monkeypatch: py
     with pytest.raises(Refused, match="No space left"):
         files.write_whole(tmp_path / "a.toml", "one", force=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "said"),
+    [
+        ("gemma-3-1b", {}, None),
+        ("gpt-j-6b", {"tp": 2}, None),
+        ("opt-350m", {"dp_shard": 2}, None),
+        ("opt-350m", {"tp": 2}, "a narrow table, which is not run with tp=2"),
+        ("olmo-2-7b", {"tp": 2}, "norms of all heads at once, which is not run with tp=2"),
+        ("bloom-560m", {}, "positions by alibi"),
+        ("gpt-oss-20b", {}, "sinks"),
+        ("mistral-7b-v0.1", {}, "a window shorter than seq_len=8192"),
+    ],
+)
+def test_what_is_not_run_is_said(name: str, layout: dict[str, int], said: str | None) -> None:
+    job = Job(8192 if said and "window" in said else 64, 4)
+    found = not_run(load(name), job, Layout(**layout))
+    assert any(said in reason for reason in found) if said else found == []

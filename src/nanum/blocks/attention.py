@@ -8,7 +8,7 @@ from nanum.blocks.body import Streams
 from nanum.model import Attention, LatentAttention
 from nanum.operators.attention import Window
 from nanum.operators.context_parallel import context_attention
-from nanum.operators.elementwise import pointwise, rotary, scaled
+from nanum.operators.elementwise import known_by_result, rotary, scaled
 from nanum.operators.matmul import linear
 from nanum.operators.norm import norm
 from nanum.operators.tape import Tape
@@ -44,7 +44,7 @@ def self_attention(t: Tape, h: Tensor, a: Attention, splits: Streams, *, turns: 
     if a.sinks:
         core = _drained(t, core)
     if gate is not None:
-        core = scaled(t, core, pointwise(t, "sigmoid", (gate,)), "gated")
+        core = scaled(t, core, known_by_result(t, "sigmoid", gate), "gated")
     row = {"Q": t.tp} if t.tp else {}
     out = linear(t, core, "wo", ("D", "Q"), row, ("B", "S", "D"), splits.stream, bias=a.output_bias)
     t.frame(h, t.move(h, splits.whole), q, k, v, core)

@@ -9,7 +9,7 @@ from nanum.blocks.body import Body, Streams, emit, new_tape
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.model import Model
-from nanum.operators.elementwise import dropout, residual
+from nanum.operators.elementwise import capped, dropout, residual
 from nanum.operators.loss import cross_entropy
 from nanum.operators.matmul import embedding, linear
 from nanum.operators.norm import norm
@@ -103,6 +103,8 @@ def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure:
         want = {**splits.whole, "V": vocabulary}
         table = "V", width(model)
         logits = linear(tape, h, "head", table, split, ("B", "S", "V"), want, bias=model.head_bias)
+        if model.logit_cap is not None:
+            logits = capped(tape, logits)
         tape.frame(y, h)
         tape.mark("post_forward")
         if conventions.step_keeps_logits:

@@ -74,7 +74,7 @@ def _side_by_side(t: Tape, x: Tensor, model: Model, attend: Block, feed: Block) 
     """Attention and the feed-forward block both of the layer's input, under one norm or each its own."""
     h = norm(t, x, "norm1", model.norm)
     g = norm(t, x, "norm2", model.norm) if model.placement == "parallel_two_norms" else h
-    both = (dropout(t, block, model.hidden_dropout) for block in (attend(h), feed(g)))
-    y = residual(t, residual(t, *both), x)
-    t.frame(x, h, g)
-    return y
+    y = residual(t, x, dropout(t, t.apart(h, attend), model.hidden_dropout))
+    out = residual(t, y, dropout(t, t.apart(g, feed), model.hidden_dropout))
+    t.frame(x, h, g, y)
+    return out

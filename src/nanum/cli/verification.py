@@ -78,7 +78,7 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
     reader.reasons += [
         *broken_rules(model, job, layout, engine, ranks),
         *_not_run(reader, job, layout),
-        *not_run(model, layout),
+        *not_run(model, job, layout),
     ]
     if model.vocab_size < 2:
         reader.reasons.append(f"--vocab {model.vocab_size}: with one token there is no loss")

@@ -17,6 +17,7 @@ from torch import nn
 
 from nanum.live.experts import Mixture
 from nanum.live.latent import LatentSelfAttention
+from nanum.live.layer import Layer, new_norm
 from nanum.model import Attention, Experts, LatentAttention, Mlp, Model
 from nanum.model import Layer as Kind
 
@@ -36,24 +37,44 @@ class SelfAttention(nn.Module):
         self.wq = nn.Linear(hidden_size, queries, bias=a.qkv_bias)
         self.wk = nn.Linear(hidden_size, keys, bias=a.qkv_bias)
         self.wv = nn.Linear(hidden_size, keys, bias=a.qkv_bias)
+        self.wq_gate = nn.Linear(hidden_size, queries, bias=a.qkv_bias) if a.gated else None
+        sizes = (queries, keys) if a.qk_norm == "width" else (a.head_dim, a.head_dim)
+        weights = a.qk_norm != "bare_head"
+        norms = [nn.RMSNorm(size, elementwise_affine=weights) if a.qk_norm != "none" else None for size in sizes]
+        self.q_norm, self.k_norm = norms
+        self.whole_norm = a.qk_norm == "width"
         self.wo = nn.Linear(queries, hidden_size, bias=a.output_bias)
         self.core: Core = local_attention
 
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
-        q, k, v = self._heads(self.wq(x)), self._heads(self.wk(x)), self._heads(self.wv(x))
+        q, k, v = self.wq(x), self.wk(x), self.wv(x)
+        share = None if self.wq_gate is None else torch.sigmoid(self.wq_gate(x))
+        q, k, v = self._heads(q, self.q_norm), self._heads(k, self.k_norm), self._heads(v)
         # Not `q = rotate(q)`: this frame holds what was not turned yet, as `nanum.blocks.layer` says.
         core = self.core(q, k, v) if rotary is None else self.core(rotate(q, *rotary), rotate(k, *rotary), v)
-        out: torch.Tensor = self.wo(core.transpose(1, 2).flatten(2))
+        flat = core.transpose(1, 2).flatten(2)
+        out: torch.Tensor = self.wo(flat if share is None else flat * share)
         return out
 
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    def _heads(self, x: torch.Tensor, norm: nn.Module | None = None) -> torch.Tensor:
+        if norm is not None and self.whole_norm:
+            x, norm = norm(x), None
+        x = x.unflatten(-1, (-1, self.head_dim))
+        return (x if norm is None else norm(x)).transpose(1, 2)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions by halves (RoFormer, arXiv 2104.09864)."""
+    """Rotary positions by halves (RoFormer, arXiv 2104.09864), of as many entries of a head as the tables have."""
+    if cos.shape[-1] < x.shape[-1]:
+        turned, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
+        both = rotate(turned, cos, sin).transpose(1, 2), rest.transpose(1, 2)
+        return torch.cat(both, -1).transpose(1, 2)  # in memory [B, S, heads, entries], as it came
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def square_of_relu(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
 
 
 class FeedForward(nn.Module):
@@ -64,7 +85,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(hidden_size, m.intermediate_size, bias=m.bias)
         self.down = nn.Linear(m.intermediate_size, hidden_size, bias=m.bias)
         self.gated = m.gated
-        self.activation: Any = {"silu": F.silu, "gelu": F.gelu}[m.activation]
+        self.activation: Any = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "relu2": square_of_relu}[m.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.activation(self.gate(x)) * self.up(x) if self.gated else self.activation(self.up(x))
@@ -82,19 +103,9 @@ def feed_forward(hidden_size: int, m: Mlp | Experts) -> nn.Module:
     return Mixture(hidden_size, m, FeedForward) if isinstance(m, Experts) else FeedForward(hidden_size, m)
 
 
-def new_norm(m: Model) -> nn.Module:
-    return nn.RMSNorm(m.hidden_size) if m.norm == "rms_norm" else nn.LayerNorm(m.hidden_size)
-
-
-class Layer(nn.Module):
-    def __init__(self, m: Model, kind: Kind) -> None:
-        super().__init__()
-        self.norm1, self.attention = new_norm(m), self_attention(m.hidden_size, kind.attention)
-        self.norm2, self.mlp = new_norm(m), feed_forward(m.hidden_size, kind.mlp)
-
-    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
-        x = x + self.attention(self.norm1(x), rotary)
-        return x + self.mlp(self.norm2(x))
+def new_layer(m: Model, kind: Kind) -> Layer:
+    attention, mlp = self_attention(m.hidden_size, kind.attention), feed_forward(m.hidden_size, kind.mlp)
+    return Layer(m, attention, mlp, turns=kind.attention.rotary_dim > 0)
 
 
 class Decoder(nn.Module):
@@ -109,16 +120,21 @@ class Decoder(nn.Module):
 
     def __init__(self, m: Model, layers: Sequence[int], *, embeds: bool, heads: bool, positions: torch.Tensor) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(m.vocab_size, m.hidden_size) if embeds else None
+        wide, narrow = m.hidden_size, m.embedding_size
+        self.embedding = nn.Embedding(m.vocab_size, narrow or wide) if embeds else None
+        self.project_in = nn.Linear(narrow, wide, bias=False) if embeds and narrow else None
+        self.embedding_norm = new_norm(m) if embeds and m.embedding_norm else None
         learned = m.position == "learned" and embeds
-        self.positions = nn.Embedding(m.max_position_embeddings, m.hidden_size) if learned else None
-        self.layers = nn.ModuleDict({str(i): Layer(m, m.layers[i]) for i in layers})
-        self.norm = new_norm(m) if heads else None
-        self.head = nn.Linear(m.hidden_size, m.vocab_size, bias=False) if heads else None
+        self.positions = nn.Embedding(m.max_position_embeddings + m.unused_positions, wide) if learned else None
+        self.layers = nn.ModuleDict({str(i): new_layer(m, m.layers[i]) for i in layers})
+        self.norm = new_norm(m) if heads and m.final_norm else None
+        self.project_out = nn.Linear(wide, narrow, bias=False) if heads and narrow else None
+        self.head = nn.Linear(narrow or wide, m.vocab_size, bias=m.head_bias) if heads else None
         turns = rotary_tables(m.rotary_dim, positions) if m.position == "rotary" else (None, None)
-        self.register_buffer("places", positions if learned else None, persistent=False)
+        self.register_buffer("places", positions + m.unused_positions if learned else None, persistent=False)
         for name, table in zip(("cos", "sin"), turns, strict=True):
             self.register_buffer(name, table, persistent=False)
+        self.logit_cap = m.logit_cap
         self.tied = m.tie_word_embeddings and embeds and heads
         self.tie()
 
@@ -131,12 +147,24 @@ class Decoder(nn.Module):
         """Token ids [B, S], or the stage before's activations [B, S, D], to logits [B, S, V] or activations."""
         if self.embedding is not None:
             x = self.embedding(x)
+            if self.project_in is not None:
+                x = self.project_in(x)
+            if self.embedding_norm is not None:
+                x = self.embedding_norm(x)
             if self.positions is not None and self.places is not None:
                 x = x + self.positions(self.places.expand(len(x), -1))
         rotary = None if self.cos is None or self.sin is None else (self.cos, self.sin)
         for layer in self.layers.values():
             x = layer(x, rotary)
-        return x if self.head is None or self.norm is None else self.head(self.norm(x))
+        if self.head is None:
+            return x
+        h = x if self.norm is None else self.norm(x)
+        logits: torch.Tensor = self.head(h if self.project_out is None else self.project_out(h))
+        return logits if self.logit_cap is None else capped(logits, self.logit_cap)
+
+
+def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    return torch.tanh(logits / cap) * cap
 
 
 def rotary_tables(head_dim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

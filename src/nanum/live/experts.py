@@ -34,7 +34,7 @@ class ExpertWeights(nn.Module):
         self.up = nn.Parameter(torch.empty(count, hidden_size, width))
         self.down = nn.Parameter(torch.empty(count, width, hidden_size))
         self.gated = e.expert.gated
-        self.activation: Any = {"silu": F.silu, "gelu": F.gelu}[e.expert.activation]
+        self.activation: Any = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}[e.expert.activation]
 
     def forward(self, slots: torch.Tensor) -> torch.Tensor:
         """slots [experts here, N, D] to as many answers."""

@@ -31,6 +31,7 @@ from nanum.live.question import Question
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ZERO_AXES = ("dp_shard", "cp")
+NORMS_OF_HEADS = ("q_norm", "k_norm")
 
 
 def parallelize(model: Decoder, asked: Question, mesh: DeviceMesh | None, ledger: Ledger) -> nn.Module:
@@ -68,7 +69,7 @@ def tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence: bool) -> None
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
         "head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
     }
-    columns = ("attention.wq", "attention.wk", "attention.wv", "mlp.gate", "mlp.up")
+    columns = ("attention.wq", "attention.wk", "attention.wv", "attention.wq_gate", "mlp.gate", "mlp.up")
     inside: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
     inside |= {name: RowwiseParallel(output_layouts=stream) for name in ("attention.wo", "mlp.down")}
     whole = Replicate()
@@ -77,7 +78,11 @@ def tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence: bool) -> None
     if sequence:
         ends["norm"] = SequenceParallel()
         ends["positions"] = SequenceParallel(use_local_output=True)
-        inside |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+        ends["embedding_norm"] = SequenceParallel(use_local_output=True)
+        inside |= {name: SequenceParallel() for name in ("norm1", "norm2")}
+        inside |= {name: SequenceParallel(use_local_output=True) for name in ("norm1_after", "norm2_after")}
+    # Heads are split, and share the weights of their norm: [B, S, heads, head_dim].
+    inside |= {f"attention.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in NORMS_OF_HEADS}
     parallelize_module(model, mesh, {name: how for name, how in ends.items() if getattr(model, name) is not None})
     for layer in model.layers.values():
         parallelize_module(layer, mesh, {name: how for name, how in inside.items() if _has(layer, name)})

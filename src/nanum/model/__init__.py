@@ -57,6 +57,7 @@ class Model:
     embedding_norm: bool = False  # of the embedding's rows (BLOOM)
     final_norm: bool = True  # before the head
     head_bias: bool = False
+    logit_cap: float | None = None  # logits are `cap * tanh(logits / cap)` (Gemma 2)
     embedding_size: int | None = None  # where rows of the table are narrower, and projected (OPT-350m)
     unused_positions: int = 0  # rows of the learned table before the first position (OPT)
     drops_embedding: bool = True  # is `hidden_dropout` that of the residual stream's beginning too?

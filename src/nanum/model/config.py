@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nanum.errors import Refused
 from nanum.model import Experts, Model
-from nanum.model.families import FAMILIES, TEXT_PARTS, text_part
+from nanum.model.families import TEXT_PARTS, family, text_part
 from nanum.model.keys import Config
 
 
@@ -33,9 +33,9 @@ def from_config(config: Config, name: str, *, where: str = "config.json", source
 def trusted(config: Config, name: str, source: str) -> Model:
     """As `from_config`, for a config that is known to be good."""
     part = text_part(config)
-    family = FAMILIES[part["model_type"]]
-    model = family.model(family.values(part), name, source)
-    left_out = [what for key, what in family.left_out.items() if part.get(key)]
+    own = family(part["model_type"])
+    model = own.model(own.values(part), name, source)
+    left_out = [what for key, what in own.left_out.items() if part.get(key)]
     if config.get("model_type") in TEXT_PARTS:
         left_out.append("what is not text: a tower of images")
     return replace(model, left_out=tuple(left_out)) if left_out else model

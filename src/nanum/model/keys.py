@@ -78,6 +78,7 @@ RANK = whole(2**16)
 EXPERTS = whole(2**14)
 SOME_LAYERS = whole(2**14, 0)
 PROBABILITY = fraction("a number from 0 up to, but not, 1", lambda value: 0 <= value < 1)
+CAP = fraction("a number above 0", lambda value: 0 < value < float("inf"))
 SHARE = fraction("a number above 0, up to 1", lambda value: 0 < value <= 1)
 FLAG = Key(lambda value: isinstance(value, bool), "true or false", default=False)
 ACTIVATION = Key(lambda value: isinstance(value, str) and value in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}")
@@ -106,8 +107,13 @@ class Family:
     ignored: tuple[str, ...] = ()
 
     def named(self, config: Config) -> dict[str, Any]:
-        """The config under the family's own names of keys."""
-        return {self.synonyms.get(key, key): value for key, value in config.items()}
+        """The config under the family's own names of keys. Newer files have the rotary part of a head in a table of all
+        that is rotary.
+        """
+        rotary = config.get("rope_parameters")
+        share = rotary.get("partial_rotary_factor") if isinstance(rotary, Mapping) else None
+        within = {} if share is None else {"partial_rotary_factor": share}
+        return {self.synonyms.get(key, key): value for key, value in {**within, **config}.items()}
 
     def values(self, config: Config) -> dict[str, Any]:
         """What a config that is known to be good says by each key."""

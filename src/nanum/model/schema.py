@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nanum.errors import cut_short
-from nanum.model.families import FAMILIES, NOT_YET, TEXT_PARTS, text_part
+from nanum.model.families import NOT_YET, TEXT_PARTS, TYPES, family, text_part
 from nanum.model.keys import Family
 
 _NOT_MODELLED = {
@@ -21,6 +21,7 @@ _NOT_MODELLED = {
     "add_cross_attention": "cross-attention is not modelled",
     "is_encoder_decoder": "encoder-decoder models are not modelled",
     "pruned_heads": "pruned heads are not modelled",
+    "use_bidirectional_attention": "attention in both directions is not modelled",
     "activation_dropout": "dropout within a feed-forward block is not modelled",
     "vision_config": "a vision tower is not modelled",
     "audio_config": "an audio tower is not modelled",
@@ -45,13 +46,14 @@ _OF_NUMERICS = """
     layer_norm_epsilon layer_norm_eps norm_eps norm_epsilon rms_norm_eps scale_attn_weights
     scale_attn_by_inverse_layer_idx reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32
     masked_softmax_fusion bias_dropout_fusion slow_but_exact skip_bias_add skip_bias_add_qkv pretraining_tp
-    attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar clip_qkv swiglu_limit logit_scale softmax_scale
+    attn_logit_softcapping query_pre_attn_scalar clip_qkv swiglu_limit logit_scale softmax_scale
     attn_temperature_tuning floor_scale attn_scale
 """
 _OF_POSITIONS = """
     n_ctx rope_theta rope_scaling rope_parameters rope_interleaved rope_interleave rope_local_base_freq rope_type
     rotary rotary_emb_base rotary_base offset_alibi max_sequence_length original_max_position_embeddings
     initial_context_length learned_pos_emb use_sliding_window max_window_layers partial_rotary_factor is_llama_config
+    use_mrope
 """
 _OF_EXPERTS = """
     norm_topk_prob output_router_logits router_aux_loss_coef router_jitter_noise input_jitter_noise scoring_func
@@ -60,30 +62,31 @@ _OF_EXPERTS = """
 _OF_RUNTIMES = """
     inference_runner pad_key_length pre_allocate_kv_cache validate_runner_input runner_max_sequence_length layerdrop
     init_config init_device init_method verbose embedding_fraction emb_pdrop use_pad_tok_in_ffn for_llm_compressor
+    tokenizer_name max_batch_size
 """
 _PASSED_OVER = frozenset((_OF_THE_BASE_CLASS + _OF_NUMERICS + _OF_POSITIONS + _OF_EXPERTS + _OF_RUNTIMES).split())
 """Keys that change no shape: what a model is called, how it is generated from, rotary tables, epsilons, caps of scores,
 how experts are weighed."""
-_OF_SOME_FAMILY = frozenset(name for family in FAMILIES.values() for name in (*family.keys, *family.synonyms))
+_OF_SOME_FAMILY = frozenset(name for each in map(family, TYPES) for name in (*each.keys, *each.synonyms))
 
 
 def reasons(config: Mapping[str, Any]) -> list[str]:
     """Every reason why `config` is not a model that can be counted; empty when it is one."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in (*FAMILIES, *TEXT_PARTS):
+    if not isinstance(model_type, str) or model_type not in (*TYPES, *TEXT_PARTS):
         return [_unknown(model_type)]
     if model_type in TEXT_PARTS:
         if not isinstance(config.get("text_config"), dict):
             return [f"text_config, which has the keys of a {model_type}'s text part, is missing"]
         config = text_part(config)
         model_type = TEXT_PARTS[model_type]
-    family = FAMILIES[model_type]
-    found = [*_twice(family, config), *_invalid_values(family, config), *_unhonoured(model_type, config)]
-    return found or list(family.unfit(family.values(config)))
+    own = family(model_type)
+    found = [*_twice(own, config), *_invalid_values(own, config), *_unhonoured(model_type, config)]
+    return found or list(own.unfit(own.values(config)))
 
 
 def _unknown(model_type: Any) -> str:
-    known = f"known: {', '.join((*FAMILIES, *TEXT_PARTS))}"
+    known = f"known: {', '.join((*TYPES, *TEXT_PARTS))}"
     if model_type is None:
         return f"model_type is missing ({known})"
     said = f"'{cut_short(model_type)}'" if isinstance(model_type, str) else _as_written(model_type)
@@ -95,29 +98,27 @@ def _unknown(model_type: Any) -> str:
     )
 
 
-def _twice(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
-    for synonym, key in family.synonyms.items():
+def _twice(own: Family, config: Mapping[str, Any]) -> Iterator[str]:
+    for synonym, key in own.synonyms.items():
         if synonym in config and key in config and config[synonym] != config[key]:
             yield f"{synonym} and {key} mean the same, and differ"
 
 
-def _invalid_values(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
-    written = {family.synonyms.get(name, name): name for name in config}
-    for name, key in family.keys.items():
-        if name not in written:
+def _invalid_values(own: Family, config: Mapping[str, Any]) -> Iterator[str]:
+    given, written = own.named(config), {own.synonyms.get(name, name): name for name in config}
+    for name, key in own.keys.items():
+        if name not in given:
             if key.required:
                 yield f"{name} is missing"
             continue
-        value = config[written[name]]
-        if value is None and not key.required:
-            continue
-        if not key.accepts(value):
-            yield f"{written[name]} = {_as_written(value)} is not {key.says}"
+        value = given[name]
+        if (value is not None or key.required) and not key.accepts(value):
+            yield f"{written.get(name, name)} = {_as_written(value)} is not {key.says}"
 
 
 def _unhonoured(model_type: str, config: Mapping[str, Any]) -> Iterator[str]:
-    family = FAMILIES[model_type]
-    own = {*family.keys, *family.synonyms, *family.left_out, *family.ignored}
+    of = family(model_type)
+    own = {*of.keys, *of.synonyms, *of.left_out, *of.ignored}
     for key, value in config.items():
         if key in own or key in _PASSED_OVER:
             continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nanum.arrays import least, most
+from nanum.arrays import least
 from nanum.conventions import ATTENTION_CORE, ITEMSIZE
 from nanum.operators.elementwise import dropout
 from nanum.operators.tape import Tape
@@ -26,16 +26,17 @@ class Window:
     chunked: bool = False
 
     def keys(self, rows: Any) -> Any:
-        """Twice the keys that each of `rows` tokens sees on average, a token's own counted as half: all `rows` where
-        there is no window. The square of scores has a causal half of rows²/2; a window takes from it the half square
-        of the rows beyond it, chunks are half squares of their own.
+        """Twice the keys that each of `rows` tokens sees on average, its own counted as half: `rows` where it sees all,
+        since the causal half of the square of scores is rows²/2. Of a window of w, the first tokens see 1, 2, … and all
+        from the w-th on see w; chunks are squares of their own.
         """
         if self.size is None:
             return rows
         if self.chunked:
             whole, rest = rows // self.size, rows % self.size
             return (whole * self.size**2 + rest**2) / rows
-        return (rows**2 - most(rows - self.size, 0) ** 2) / rows
+        size = least(self.size, rows)
+        return 2 * size - 1 - size * (size - 1) / rows
 
 
 WHOLE = Window()

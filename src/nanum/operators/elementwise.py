@@ -37,18 +37,32 @@ def pointwise(t: Tape, name: str, xs: tuple[Tensor, ...], *, saves: bool = True,
 def activated(t: Tape, name: str, x: Tensor) -> Tensor:
     """An activation. PyTorch's relu keeps what it wrote, the others what they read; an eager squared relu is both."""
     if name == "relu2" and "activation" not in t.conventions.fused:
-        return pointwise(t, "square", (_relu(t, x),))
-    return _relu(t, x) if name == "relu" else pointwise(t, name, (x,))
+        return pointwise(t, "square", (known_by_result(t, "relu", x),))
+    return known_by_result(t, name, x) if name == "relu" else pointwise(t, name, (x,))
 
 
-def _relu(t: Tape, x: Tensor) -> Tensor:
-    t.emit("relu", (x,), (y := x.like(name="relu"),))
+def known_by_result(t: Tape, name: str, x: Tensor) -> Tensor:
+    """A function whose slope is a function of its value (relu, sigmoid): backward reads what forward wrote."""
+    t.emit(name, (x,), (y := x.like(name=name),))
 
     def transpose() -> None:
-        t.emit("d_relu", (t.grad(y), y), (dx := x.like(name="d_relu"),))
+        t.emit("d_" + name, (t.grad(y), y), (dx := x.like(name="d_" + name),))
         t.add_grad(x, dx)
 
     return t.then(y, transpose)
+
+
+def capped(t: Tape, x: Tensor) -> Tensor:
+    """`cap * tanh(x / cap)`: backward reads the tanh, or what one kernel wrote. A number is a tensor of its own."""
+    if "activation" in t.conventions.fused:
+        return known_by_result(t, "softcap", x)
+
+    def scaled_by_a_number(x: Tensor, name: str) -> Tensor:
+        number = t.buffer("a double", 8)
+        t.emit(name, (x,), (y := x.like(name=name), number))
+        return t.then(y, lambda: t.add_grad(x, t.kernel(name, (t.grad(y), number), x)))
+
+    return scaled_by_a_number(known_by_result(t, "tanh", scaled_by_a_number(x, "div")), "mul")
 
 
 GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu", "relu2": "relu2 gate"}

@@ -190,6 +190,25 @@ class Tape:
 
         return self.then(y, transpose)
 
+    def apart(self, x: Tensor, block: Callable[[Tensor], Tensor]) -> Tensor:
+        """`block(x)` beside others that read `x`, or whose results' gradients are one tensor: each moves these, and
+        carries out the sums of its part of the gradient, for itself.
+        """
+        before = dict(self._moved)
+
+        def ends() -> None:
+            self._grads[x] = [self.grad(x)]
+            self._moved = self._outlives_forward(before)
+
+        self.then(x, ends)
+        y = block(x)
+        own, self._moved = self._moved, before
+
+        def begins() -> None:
+            self._moved = self._outlives_forward(own)
+
+        return self.then(y, begins)
+
     def exchange(
         self,
         kind: str,
@@ -301,18 +320,23 @@ class Tape:
         self.weight_grads[w] = dw
 
     def run_backward(self) -> None:
-        """Emit the transpose. What forward gathered is used again, unless the engine keeps only the shard (of all but
-        the slots of experts).
-        """
+        """Emit the transpose."""
         self._phase = "backward"
-        if self.conventions.regather:
-            self._moved = {
-                k: new
-                for k, new in self._moved.items()
-                if "N" in k[0].dims or not places(k[0].split).keys() - places(new.split).keys()
-            }
+        self._moved = self._outlives_forward(self._moved)
         for transpose in reversed(self._transposes):
             transpose()
+
+    def _outlives_forward(self, moved: dict[Any, Tensor]) -> dict[Any, Tensor]:
+        """What forward gathered is used again, unless the engine keeps only the shard (of all but the slots of
+        experts).
+        """
+        if not self.conventions.regather:
+            return moved
+        return {
+            k: new
+            for k, new in moved.items()
+            if "N" in k[0].dims or not places(k[0].split).keys() - places(new.split).keys()
+        }
 
     # --- weights ----------------------------------------------------------------------------------------------------
     def weight(

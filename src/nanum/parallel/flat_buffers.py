@@ -355,9 +355,10 @@ def sums_at_the_end(
         wire = wire_bytes("all_reduce", size, ranks)
         return Collective("all_reduce", axes, "optimizer", "grads", dtype, ranks, calls, size * (calls > 0), wire)
 
-    if structure.tensor == "sequence" and not conventions.tp_grads_at_once:
-        # Of the norm weights over tp, in one coalesced call (Megatron-LM: finalize_model_grads.py).
-        nodes.append(all_reduce(("tp",), chain.tp, (chain.tp > 1) * 1, tp_grads_elements))
+    if structure.tensor != "none" and not conventions.tp_grads_at_once:
+        # Over tp, in one coalesced call: of weights that each rank used for its part of a sequence, or for its heads
+        # (Megatron-LM: finalize_model_grads.py).
+        nodes.append(all_reduce(("tp",), chain.tp, (chain.tp > 1) * (tp_grads_elements > 0) * 1, tp_grads_elements))
     if chain.tied_elements is not None and structure.pipelined:
         # The two copies of a tied embedding add their gradients, on the first and the last stage.
         ends = sum(each.stage.embeds + each.stage.heads for each in chains)

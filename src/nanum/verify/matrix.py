@@ -7,46 +7,10 @@ from typing import Any
 
 from nanum.job import Job, Precision
 from nanum.layout import Layout, Structure
-from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
 from nanum.verify.case import Case
+from nanum.verify.models import MODELS, SEQ_LEN
 
-SEQ_LEN, MICRO_BATCH_SIZE = 64, 2
-
-LLAMA = Model(
-    name="llama",
-    hidden_size=128,
-    vocab_size=1000,
-    num_hidden_layers=2,
-    max_position_embeddings=SEQ_LEN,
-    attention=Attention(num_attention_heads=8, num_key_value_heads=4, head_dim=16),
-    mlp=Mlp(intermediate_size=352, gated=True, activation="silu"),
-    norm="rms_norm",
-    position="rotary",
-    tie_word_embeddings=False,
-)
-GPT = Model(
-    name="gpt",
-    hidden_size=128,
-    vocab_size=1000,
-    num_hidden_layers=2,
-    max_position_embeddings=SEQ_LEN,
-    attention=Attention(8, 8, 16, qkv_bias=True, output_bias=True),
-    mlp=Mlp(512, gated=False, activation="gelu", bias=True),
-    norm="layer_norm",
-    position="learned",
-    tie_word_embeddings=True,
-)
-UNEVEN = replace(LLAMA, name="llama, uneven", hidden_size=126, vocab_size=1001, attention=Attention(9, 3, 14))
-"""A vocabulary and a hidden size that no power of two divides."""
-MIXTURE = replace(
-    LLAMA,
-    name="mixture",
-    mlp=Experts(8, 2, Mlp(64, gated=True, activation="silu"), shared=Mlp(96, gated=True, activation="silu")),
-    leading=(Layer(LLAMA.attention, LLAMA.mlp),),
-)
-"""A dense layer, and then layers of experts."""
-LATENT = replace(LLAMA, name="latent", attention=LatentAttention(8, 48, 32, 8, 8, 16))
-MODELS = {"llama": LLAMA, "gpt": GPT, "uneven": UNEVEN, "mixture": MIXTURE, "latent": LATENT}
+MICRO_BATCH_SIZE = 2
 
 
 @dataclass(frozen=True)
@@ -164,6 +128,18 @@ MATRIX = (
     _ask("latent attention", model="latent", quick=True),
     _ask("latent attention, fsdp 2, bf16", model="latent", dp_shard=2, precision="bf16", **_FULLY),
     _ask("latent attention, pp 2", model="latent", schedule="1f1b", **_PIPELINE),
+    # layers of other frames
+    _ask("norms around blocks, bf16", model="sandwich", precision="bf16"),
+    _ask("norms around blocks, tp 2", model="sandwich", tp=2),
+    _ask("norms around blocks, fsdp 2 x tp 2", model="sandwich", dp_shard=2, tp=2, quick=True, **_FULLY),
+    _ask("norms around blocks, pp 2", model="sandwich", tied=False, schedule="1f1b", **_PIPELINE),
+    _ask("norms after blocks, fsdp 2, recompute full", model="after", dp_shard=2, recompute="full", **_FULLY),
+    _ask("blocks side by side, tp 2", model="parallel", tp=2),
+    _ask("blocks side by side, tp 2, recompute full", model="parallel", tp=2, tensor="tensor", recompute="full"),
+    _ask("blocks side by side, fsdp 2, bf16", model="parallel two", dp_shard=2, precision="bf16", **_FULLY),
+    _ask("a narrow table, ddp 2", model="narrow", dp_replicate=2, **_DDP),
+    _ask("a narrow table, fsdp 2, bf16", model="narrow", dp_shard=2, precision="bf16", **_FULLY),
+    _ask("bare norms and gates, tp 2", model="bare", tp=2),
     # composed
     _ask("fsdp 2 x tp 2", dp_shard=2, tp=2, quick=True, **_FULLY),
     _ask("fsdp 2 x tp 2, uneven vocabulary, bf16", dp_shard=2, tp=2, vocab=1001, precision="bf16", **_FULLY),

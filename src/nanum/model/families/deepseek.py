@@ -139,8 +139,10 @@ V3 = _keys(
 FAMILIES = {
     "deepseek": Family(_keys(), _deepseek, _fits),
     "deepseek_v2": Family(_keys(**LATENT), _deepseek_v2, _fits_latent),
-    "deepseek_v3": Family(V3, _deepseek_v3, _fits_latent, left_out=LEFT_OUT | STORED),
-    "kimi_k2": Family(V3, _deepseek_v3, _fits_latent, left_out=LEFT_OUT | STORED),
+    **dict.fromkeys(
+        ("deepseek_v3", "kimi_k2"),
+        Family(V3, _deepseek_v3, _fits_latent, {"num_local_experts": "n_routed_experts"}, LEFT_OUT | STORED),
+    ),
     "glm4_moe": Family(
         _keys(
             partial_rotary_factor=ROTARY_SHARE["partial_rotary_factor"].or_(0.5),

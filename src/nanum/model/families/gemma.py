@@ -8,6 +8,7 @@ from nanum.model import Model
 from nanum.model.families.decoder import WINDOWED, attention, decoder, decoder_keys, fits, gated, sliding, windowed
 from nanum.model.keys import (
     ACTIVATION,
+    CAP,
     FLAG,
     HEAD_DIM,
     HEADS,
@@ -49,7 +50,7 @@ def _gemma(v: Values, name: str, source: str) -> Model:
 def _sandwich(v: Values, name: str, source: str, full_each: int, **more: Any) -> Model:
     slides = sliding(v, lambda i: (i + 1) % full_each != 0)
     kinds = windowed(v, slides, _mlp(v), bias=v["attention_bias"], **more)
-    return decoder(v, name, source, placement="sandwich", **kinds)
+    return decoder(v, name, source, placement="sandwich", logit_cap=v["final_logit_softcapping"], **kinds)
 
 
 def _gemma2(v: Values, name: str, source: str) -> Model:
@@ -63,9 +64,11 @@ def _gemma3(v: Values, name: str, source: str) -> Model:
 FAMILIES = {
     "gemma": Family(_keys(), _gemma, fits),
     "gemma2": Family(
-        _keys(**WINDOWED, num_key_value_heads=HEADS.or_(4)) | {"sliding_window": POSITIONS.or_null(4096)},
+        _keys(**WINDOWED, num_key_value_heads=HEADS.or_(4), final_logit_softcapping=CAP.or_null(30.0))
+        | {"sliding_window": POSITIONS.or_null(4096)},
         _gemma2,
         fits,
+        ignored=("sliding_window_size",),
     ),
     # The files of the larger ones, whose text part is a table of its own, leave out what is as in the class.
     "gemma3_text": Family(
@@ -79,6 +82,7 @@ FAMILIES = {
             num_key_value_heads=HEADS.or_(4),
             max_position_embeddings=POSITIONS.or_(131072),
             sliding_window_pattern=LAYERS.or_(6),
+            final_logit_softcapping=CAP.or_null(),
         )
         | {"sliding_window": POSITIONS.or_null(4096)},
         _gemma3,

@@ -181,6 +181,7 @@ FAMILIES = {
         _gpt_neox,
         _fits_gpt_neox,
         {"partial_rotary_factor": "rotary_pct"},
+        ignored=("attention_probs_dropout_prob", "hidden_dropout_prob"),
     ),
     "opt": Family(
         _keys(

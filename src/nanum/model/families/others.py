@@ -89,6 +89,7 @@ FAMILIES = {
         ),
         _olmoe,
         fits,
+        {"num_local_experts": "num_experts"},
     ),
     "gpt_oss": Family(
         decoder_keys(

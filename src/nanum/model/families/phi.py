@@ -60,6 +60,7 @@ FAMILIES = {
         ),
         _phi3,
         fits,
+        ignored=("full_attn_mod", "interpolate_factor", "use_lora", "lm_head_bias", "mlp_bias"),
     ),
     "phimoe": Family(
         decoder_keys(

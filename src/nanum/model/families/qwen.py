@@ -115,6 +115,7 @@ FAMILIES = {
         | {"num_experts_per_tok": EXPERTS.or_(4)},
         _qwen2_moe,
         fits,
+        {"num_local_experts": "num_experts"},
     ),
     "qwen3_moe": Family(
         decoder_keys(
@@ -128,5 +129,6 @@ FAMILIES = {
         ),
         _qwen3_moe,
         fits,
+        {"num_local_experts": "num_experts"},
     ),
 }
