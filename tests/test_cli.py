@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import Run
 
-COMMANDS = ("plan", "predict", "verify", "lesson", "models", "clusters")
+COMMANDS = ("plan", "predict", "verify", "validate", "lesson", "models", "clusters")
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 512,

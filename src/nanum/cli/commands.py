@@ -305,6 +305,48 @@ def measure(
 
 @app.command()
 @ends
+def validate(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE.jsonl]", help="Runs of your own. [those shipped]", show_default=False)
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="List every row, worst first.")] = False,
+    json: flags.AsJson = False,
+) -> int:
+    """Published runs beside their predictions, by source.
+
+    \b
+    Examples:
+      nanum validate
+      nanum validate --rows
+      nanum validate my-runs.jsonl --json
+
+    Each line of FILE is a run, with the fields of the rows that are shipped (nanum/data/measured/published.jsonl). A
+    row that cannot be run, or does not say enough, is skipped and counted, with the reason. No measured number has a
+    part in a prediction. The shipped rows take about half a minute.
+
+    Exit code: 0 where a row was compared, 1 where none could be, 2 where the file cannot be read.
+    """
+    from pathlib import Path
+
+    from nanum.cli.progress import Progress
+    from nanum.validate import read
+    from nanum.validate import validate as compare
+
+    published = read(None if file is None else Path(file))
+    gc.disable()  # as in plan
+    with Progress("runs") as progress:
+        document = compare(published, progress)
+    if json:
+        print_json(document)
+    else:
+        from nanum.report.validation import print_validation
+
+        print_validation(document, stdout_console(), rows=rows)
+    return GOOD if document["rows"] else BAD_NEWS
+
+
+@app.command()
+@ends
 def lesson(
     parts: Annotated[
         list[str] | None, typer.Argument(metavar="[A] [B] [C] [D] [E]", help="Which parts. [all]", show_default=False)

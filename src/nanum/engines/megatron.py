@@ -71,6 +71,14 @@ def _micro_batches(job: Job, layout: Layout) -> Any:
     return job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
 
 
+EQUAL_STAGES = Rule(
+    "pp does not divide num_hidden_layers (megatron)",
+    lambda model, job, cluster, layout: model.num_hidden_layers % _stages(layout) != 0,
+    lambda model, job, cluster, layout: (
+        f"{_said_stages(model, layout)} does not divide num_hidden_layers={model.num_hidden_layers} (megatron; its "
+        "flags for a shorter first or last stage are not modelled)"
+    ),
+)
 RULES = (
     optimizer_rule(
         "megatron",
@@ -100,14 +108,7 @@ RULES = (
     ),
     eager_rule("megatron", "its kernels are fused by themselves"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
-    Rule(
-        "pp does not divide num_hidden_layers (megatron)",
-        lambda model, job, cluster, layout: model.num_hidden_layers % _stages(layout) != 0,
-        lambda model, job, cluster, layout: (
-            f"{_said_stages(model, layout)} does not divide num_hidden_layers={model.num_hidden_layers} (megatron; its "
-            "flags for a shorter first or last stage are not modelled)"
-        ),
-    ),
+    EQUAL_STAGES,
     Rule(
         "megatron's interleaved schedule takes micro-batches in groups of pp",
         lambda model, job, cluster, layout: (

@@ -22,7 +22,7 @@ from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
-from nanum.parallel.chain import Around, Chain, Each
+from nanum.parallel.chain import Around, Chain, Each, Half
 from nanum.parallel.places import Direction, Part, Place
 from nanum.parallel.units import Matrices, hidden_matrices, orthogonalized, zero_axes
 from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
@@ -278,13 +278,17 @@ class FlatBuffers:
     def _reshard(self, place: Place) -> list[Node]:
         return [Held("params", -self._gathered(place.part))] if self._zero == 3 else []
 
-    def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
-        """Gradients are reduced in the last backward or, where they are stored split, in each."""
+    def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
+        """Gradients are reduced in the last backward or, where they are stored split, in each. In halves the second has
+        the weights'.
+        """
         n, zero = self.conventions.numerics, self._zero
         pipelined = self.structure.pipelined
         frees = self.structure.reshard or last or not pipelined
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
+            if half == "input":
+                return [], []
             buffers = self._of(place.part)
             transient = sum(b.transient_grads_bytes for b in buffers)
             leave = self._reshard(place) if frees else []
@@ -307,8 +311,8 @@ class FlatBuffers:
         if zero == 3 and self.structure.reshard:
             nodes = self._gathering("backward", around)
         else:
-            nodes = self.chain.backward([], around)
-        if zero >= 2 or (last and not self._several):
+            nodes = self.chain.backward([], around, half)
+        if half != "input" and (zero >= 2 or (last and not self._several)):
             for each in self.buffers:
                 for i, c in enumerate(each.layers[0].reduce):
                     if self._bucketed:

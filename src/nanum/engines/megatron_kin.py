@@ -1,0 +1,74 @@
+"""Megatron-LM as published runs had it: its older code, forks of it, and flags that change what is held.
+
+They are asked for by `validate` alone; whoever plans a run takes `megatron`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from nanum.conventions import Conventions, Numerics
+from nanum.engines.engine import Engine, weighed_layers, where_pipelined
+from nanum.engines.megatron import EQUAL_STAGES, MEGATRON, conventions
+from nanum.job import Job
+from nanum.layout import Structure
+from nanum.model import Model
+from nanum.states import States
+
+UNEVEN = tuple(rule for rule in MEGATRON.rules if rule is not EQUAL_STAGES)
+"""Its rules where a flag, or a fork, lays out layers that do not divide."""
+
+
+def even_layers(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
+    """What does not divide goes to the first stages, one layer each."""
+    return where_pipelined(pp, num_hidden_layers // pp + (stage < num_hidden_layers % pp), num_hidden_layers)
+
+
+def equal_or_weighed(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
+    """Equal stages; where layers do not divide, embedding and head weigh a layer each."""
+    equal = num_hidden_layers % pp == 0
+    even = where_pipelined(pp, num_hidden_layers // pp + 0 * stage, num_hidden_layers)
+    return equal * even + (1 - equal) * weighed_layers(num_hidden_layers, pp, stage)
+
+
+def _changed(change: Callable[[Conventions, Job], Conventions]) -> Callable[[Model, Job, Structure], Conventions]:
+    def changed(model: Model, job: Job, structure: Structure) -> Conventions:
+        return change(conventions(model, job, structure), job)
+
+    return changed
+
+
+def _of_2021(stated: Conventions, job: Job) -> Conventions:
+    """Apex's fused norm and optimizer, and kernels that the JIT makes of bias, GELU and dropout; a loss of three
+    reductions.
+    """
+    return replace(stated, fused=frozenset({"norm", "activation", "optimizer"}), loss_reductions=3)
+
+
+def _of_deepspeed(stated: Conventions, job: Job) -> Conventions:
+    """DeepSpeed's optimizer beside that: fp16 gradients stay fp16 (DeepSpeed's `FP16_DeepSpeedZeroOptimizer`), those of
+    bf16 are added in fp32 (its `BF16_Optimizer`).
+    """
+    kept = "fp16" if job.precision == "fp16" else "fp32"
+    numerics = Numerics(job.precision, job.precision, kept, States(job.optimizer, "fp32", masters=True))
+    return replace(_of_2021(stated, job), numerics=numerics)
+
+
+OF_2021 = replace(
+    MEGATRON,
+    version="v2 (2021), without Transformer Engine",
+    conventions=_changed(_of_2021),
+    layers_of_stage=even_layers,
+    rules=UNEVEN,
+)
+MEGATRON_DEEPSPEED = replace(OF_2021, version="Megatron-DeepSpeed (2021 to 2022)", conventions=_changed(_of_deepspeed))
+ZERO_BUBBLE = replace(
+    OF_2021,
+    version="sail-sg/zero-bubble-pipeline-parallelism (2023)",
+    layers_of_stage=weighed_layers,
+    schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv"),
+)
+BRIDGE = replace(MEGATRON, layers_of_stage=equal_or_weighed, rules=UNEVEN)
+SIMUMAX: Engine = replace(MEGATRON, version="core 0.14 (23e00ed), Transformer Engine 2.11")

@@ -1,0 +1,154 @@
+"""Published runs, a JSON object a line, with what is wrong in a line as a reason.
+
+The fields are those of the rows that are shipped (`data/measured/published.jsonl`); an absent one means that the source
+does not say. Others are not read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanum import files
+from nanum.errors import Refused, cut_short
+
+SHIPPED = Path(__file__).resolve().parents[1] / "data" / "measured" / "published.jsonl"
+LARGEST_FILE_BYTES = 64 * 2**20
+MOST_REASONS = 20
+
+Check = Callable[[Any], bool]
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**53
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300
+
+
+WHOLE = ("a whole number of at least 1", _whole)
+NUMBER = ("a number above 0", _number)
+TEXT = ("text", lambda value: isinstance(value, str))
+FLAG = ("true or false", lambda value: isinstance(value, bool))
+STAGE = ("0, 1, 2 or 3", lambda value: _whole(value + 1) and value < 4 if isinstance(value, int) else False)
+WHOLE_OR_TEXT = ("a whole number of at least 1, or text", lambda value: _whole(value) or isinstance(value, str))
+WORD = ("text", lambda value: isinstance(value, str) and bool(value.strip()))
+
+FIELDS: dict[str, tuple[str, Check]] = {
+    "id": WORD,
+    **dict.fromkeys(("source", "row_kind", "family", "task", "recompute", "precision", "schedule", "overlap"), TEXT),
+    **dict.fromkeys(("micro_batch", "global_batch"), WHOLE),
+    "oom": FLAG,
+    "model.name": TEXT,
+    **dict.fromkeys((f"model.{n}" for n in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")), WHOLE),
+    **dict.fromkeys((f"model.moe.{n}" for n in ("experts", "topk", "moe_ffn", "shared_ffn", "shared_experts")), WHOLE),
+    **dict.fromkeys(("model.moe.dense_layers", "model.moe.head_dim"), WHOLE),
+    **dict.fromkeys(("model.moe.attention", "model.moe.sliding_window"), TEXT),
+    "hardware.gpu": TEXT,
+    "hardware.gpus_per_node": WHOLE,
+    **dict.fromkeys((f"layout.{n}" for n in ("gpus", "tp", "pp", "dp", "cp", "ep")), WHOLE),
+    "layout.vpp": WHOLE_OR_TEXT,
+    "layout.zero_stage": STAGE,
+    "layout.sequence_parallel": FLAG,
+    **dict.fromkeys((f"measured.{n}" for n in ("step_time_s", "tokens_per_s_per_gpu", "memory_gb")), NUMBER),
+    "measured.memory_def": TEXT,
+    "derived.step_time_s": NUMBER,
+}
+"""By their paths. What is below `measured` and `derived` and not here is another quantity of the same run."""
+OBJECTS = ("model", "model.moe", "hardware", "layout", "measured", "derived")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published run, its fields by their paths."""
+
+    fields: Mapping[str, Any]
+
+    def __getitem__(self, path: str) -> Any:
+        """The field, or None where the source does not say."""
+        return self.fields.get(path)
+
+    @property
+    def id(self) -> str:
+        return str(self.fields["id"])
+
+    @property
+    def source(self) -> str:
+        """Whose run it is: the id up to its first dash, and a part of those that had better not be mixed."""
+        name, _, rest = self.id.partition("-")
+        if name == "vtrain":
+            return f"{name}/{'single' if rest.startswith('single') else 'multi'}"
+        if name in ("mbridge", "simumax"):
+            return f"{name}/{'dense' if (self['family'] or 'dense') == 'dense' else 'moe'}"
+        return name
+
+
+def read(file: Path | None = None) -> list[Row]:
+    """The rows of a file, or those that are shipped. Raises Refused with every reason."""
+    path = SHIPPED if file is None else file
+    raw = files.read(path, "a file of published runs", LARGEST_FILE_BYTES)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise Refused(f"{path}: not UTF-8, which JSON is written in") from None
+    reasons: list[str] = []
+    rows: list[Row] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        row, wrong = _row(line)
+        if row is not None and row.id in seen:
+            wrong = [f"id {cut_short(row.id)} is line {seen[row.id]}'s already"]
+        reasons += [f"{where}: {reason}" for reason in wrong]
+        if row is not None:
+            seen.setdefault(row.id, number)
+            rows.append(row)
+    if not rows and not reasons:
+        reasons = [f"{path}: there is no row in it"]
+    if reasons:
+        more = len(reasons) - MOST_REASONS
+        raise Refused([*reasons[:MOST_REASONS], *([f"{path}: and {more} more like these"] if more > 0 else [])])
+    return rows
+
+
+def _row(line: str) -> tuple[Row | None, list[str]]:
+    """A line as a row, or every reason why it is none."""
+    try:
+        table = json.loads(line)
+    except (ValueError, RecursionError):
+        return None, ["not a JSON object"]
+    if not isinstance(table, dict):
+        return None, ["not a JSON object"]
+    wrong: list[str] = []
+    for path in OBJECTS:
+        found = _at(table, path)
+        if found is not None and not isinstance(found, dict):
+            wrong.append(f"{path} = {cut_short(json.dumps(found))} is not an object")
+    fields: dict[str, Any] = {}
+    for path, (what, check) in FIELDS.items():
+        value = _at(table, path)
+        if value is None:
+            continue
+        if check(value):
+            fields[path] = value
+        else:
+            wrong.append(f"{path} = {cut_short(json.dumps(value))} is not {what}")
+    if _at(table, "id") is None:
+        wrong.append("it has no id")
+    if "model.moe" not in fields and isinstance(_at(table, "model.moe"), dict):
+        fields["model.moe"] = True
+    return (None, wrong) if wrong else (Row(fields), [])
+
+
+def _at(table: Any, path: str) -> Any:
+    for key in path.split("."):
+        if not isinstance(table, dict):
+            return None
+        table = table.get(key)
+    return table

@@ -1,0 +1,137 @@
+"""What is taken for granted of each source's runs: whose code ran, and what its rows do not say. One table, printed
+beside every answer; no measured time or memory has a part in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from nanum import engines
+from nanum.engines import megatron_kin as kin
+from nanum.engines.engine import Engine
+from nanum.job import Precision
+from nanum.layout import Recompute
+
+Family = Literal["gpt", "gpt without dropout", "bloom", "llama"]
+"""What its rows leave out of a model: norms, positions, activation, biases, dropout, tied embeddings."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """`engine` is a name that `engines` knows, or one of Megatron's kin. Each entry of `assumed` is one sentence."""
+
+    engine: str | Engine
+    family: Family
+    assumed: tuple[str, ...]
+    precision: Precision = "bf16"  # where a row names none
+    recompute: Recompute = "none"  # where a row names none
+    zero: int = 0  # where a row names none
+    attention: Literal["flash", "eager"] = "flash"
+    network: str | None = None  # bandwidth between nodes of one GPU; None is the default link
+    vocab: int | None = None  # where a row names none
+    micro_batch: int | None = None  # where a row names none
+    reshard: bool | None = None  # None is the engine's own
+
+    def loaded(self) -> Engine:
+        """Raises Refused where the engine is not modelled."""
+        return engines.load(self.engine) if isinstance(self.engine, str) else self.engine
+
+    @property
+    def code(self) -> str:
+        """Whose code, by name and version."""
+        if isinstance(self.engine, str):
+            return self.engine
+        return f"{self.engine.name}: {self.engine.version}"
+
+
+GPT = "GPT: LayerNorm with bias, learned positions, GELU, biases, dropout 0.1 (Megatron's default), tied embeddings"
+NO_OVERLAP = "gradients are reduced beside the last backward; its own were reduced after it"
+LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
+OMNI_PATH = "four Omni-Path links of 100 Gb/s a node (JeanZay)"
+NVIDIA_SMI = "memory is what nvidia-smi shows, in GiB"
+DEEPSPEED_3D = "Megatron-DeepSpeed: no Transformer Engine; layers that do not divide go to the first stages"
+
+_VTRAIN = Source(
+    kin.MEGATRON_DEEPSPEED, "gpt", (GPT, NO_OVERLAP, "fp16, the code's own precision: rows name none", DEEPSPEED_3D),
+    precision="fp16", recompute="full", attention="eager",
+)  # fmt: skip
+_BRIDGE = Source(
+    kin.BRIDGE, "llama",
+    (
+        "recompute is not stated: none",
+        "the container's version is an input here, and not there: identical inputs differ up to 1.77 times",
+        "layers that do not divide: embedding and head weigh a layer each; no multi-token prediction",
+        "Grace-Blackwell GPUs: one NVLink domain of up to 72, all used",
+        "biases, and sinks of attention, left out",
+    ),
+    zero=1,
+)  # fmt: skip
+_SIMUMAX = Source(
+    kin.SIMUMAX, "llama",
+    ("memory is PyTorch's peak allocated on the worst rank", "exchanges do not overlap there, and do here"),
+    zero=1,
+)  # fmt: skip
+_TITAN = Source(
+    "torchtitan", "llama",
+    ("today's torchtitan, where it was 2024's and 2025's", "asynchronous tensor parallelism is not modelled",
+     "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W: its clock is not lowered here",
+     "memory is the peak that PyTorch reserved"),
+    zero=3,
+)  # fmt: skip
+
+SOURCES: dict[str, Source] = {
+    "vtrain/single": _VTRAIN,
+    "vtrain/multi": replace(_VTRAIN, network="100 Gb/s"),  # 800 Gb/s a node
+    "mbridge/dense": _BRIDGE,
+    "mbridge/moe": _BRIDGE,
+    "simumax/dense": _SIMUMAX,
+    "simumax/moe": _SIMUMAX,
+    "titan": _TITAN,
+    "titan25": _TITAN,
+    "mpt": Source(
+        "torchtitan", "gpt without dropout",
+        ("llm-foundry's FSDP1, taken for torchtitan's FSDP2; SHARD_GRAD_OP (ZeRO-2) is FSDP2 without resharding",
+         "MPT: LayerNorm with bias, learned positions, GELU, biases, no dropout, tied embeddings",
+         "precision mode PURE, which reduces in bf16, is taken for DEFAULT", LINK),
+        zero=3, reshard=True,
+    ),
+    "sc21": Source(
+        kin.OF_2021, "gpt", (GPT, "table 1 names no micro-batch: 1", "table 1's interleaving is not stated: 1f1b",
+                             "ZeRO-3 rows are DeepSpeed's"),
+        precision="fp16", recompute="full", attention="eager", network="200 Gb/s", micro_batch=1,
+    ),
+    "bs176": Source(
+        kin.MEGATRON_DEEPSPEED, "bloom",
+        ("BLOOM: LayerNorm with bias also after the embedding, ALiBi, GELU, biases, tied embeddings, no dropout",
+         DEEPSPEED_3D, OMNI_PATH, NVIDIA_SMI),
+        precision="fp16", recompute="full", zero=1, attention="eager", network="50 Gb/s",
+    ),
+    "jz": Source(
+        kin.MEGATRON_DEEPSPEED, "gpt", (GPT, DEEPSPEED_3D, OMNI_PATH, NVIDIA_SMI, "the source warns of 40 % noise"),
+        precision="fp16", recompute="full", attention="eager", network="100 Gb/s",
+    ),
+    "zb": Source(
+        kin.ZERO_BUBBLE, "gpt",
+        (GPT, "recompute is not stated: none", "precision is not stated: fp16", "vocabulary of 50304", LINK,
+         "embedding and head weigh a layer each, as layer counts of k·p - 2 say"),
+        precision="fp16", attention="eager", vocab=50304,
+    ),
+    "nanotron": Source(
+        "nanotron", "llama", ("recompute is not stated: none", LINK, "memory's kind is not stated"), zero=1
+    ),
+    "ds": Source("deepspeed", "gpt", (GPT,), precision="fp16", recompute="full", zero=3, attention="eager"),
+}  # fmt: skip
+
+OTHER_SHARDED = Source("torchtitan", "llama", ("a source that is not known: ZeRO-3 is torchtitan's, a Llama",), zero=3)
+OTHER = Source("megatron", "llama", ("a source that is not known: megatron, a Llama, what a row leaves out none",))
+
+
+def source_of(name: str, zero: int | None) -> Source:
+    """The table's entry. DeepSpeed's ZeRO-3 beside Megatron's other layouts is an engine of its own."""
+    known = SOURCES.get(name)
+    if known is None:
+        return OTHER_SHARDED if zero == 3 else OTHER
+    if zero == 3 and name in ("sc21", "jz"):
+        return replace(known, engine="deepspeed", zero=3)
+    return known

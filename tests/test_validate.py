@@ -1,0 +1,315 @@
+"""`nanum validate`: what a row says, what is skipped and why, and the arithmetic of errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+from test_documents import covers, documented, leaves
+
+from nanum.errors import Refused
+from nanum.model import Experts, LatentAttention
+from nanum.units import GB, GIB
+from nanum.validate import read, validate
+from nanum.validate.questions import Question, question_of
+from nanum.validate.rows import Row
+from nanum.validate.summary import Compared, errors, summary
+
+ROW = {
+    "id": "own-1",
+    "source": "a notebook",
+    "model": {
+        "name": "Llama 1B", "layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 128256,
+        "seq": 4096,
+    },
+    "hardware": {"gpu": "H100-SXM5-80GB", "gpus_per_node": 8},
+    "layout": {"gpus": 8, "tp": 2, "pp": 1, "dp": 4, "cp": 1, "sequence_parallel": True},
+    "micro_batch": 1,
+    "global_batch": 32,
+    "recompute": "none",
+    "precision": "bf16",
+    "measured": {"step_time_s": 1.5, "memory_gb": 20, "memory_def": "GiB allocated"},
+}  # fmt: skip
+
+
+def lines(file: Path, *rows: Any) -> Path:
+    file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return file
+
+
+def asked(tmp_path: Path, **changes: Any) -> Question | list[str]:
+    """The row above with other fields: a path's keys are joined by two underscores, and None takes one away."""
+    table = json.loads(json.dumps(ROW))
+    for path, value in changes.items():
+        *above, key = path.split("__")
+        inner = table
+        for name in above:
+            inner = inner.setdefault(name, {})
+        inner[key] = value
+    return question_of(read(lines(tmp_path / "rows.jsonl", table))[0])
+
+
+def question(tmp_path: Path, **changes: Any) -> Question:
+    found = asked(tmp_path, **changes)
+    assert isinstance(found, Question), found
+    return found
+
+
+def why(tmp_path: Path, **changes: Any) -> str:
+    found = asked(tmp_path, **changes)
+    assert isinstance(found, list)
+    return "; ".join(found)
+
+
+# --- the shipped rows, and the traps that their readme names ----------------------------------------------------------
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, Row]:
+    return {row.id: row for row in read()}
+
+
+@pytest.fixture(scope="module")
+def questions(shipped: dict[str, Row]) -> dict[str, Question | list[str]]:
+    return {name: question_of(row) for name, row in shipped.items()}
+
+
+def test_all_rows_are_there_and_each_is_asked_or_skipped(questions: dict[str, Question | list[str]]) -> None:
+    assert len(questions) == 1395
+    assert all(found for found in questions.values())  # a skipped row has a reason
+
+
+def test_sources_are_told_apart(shipped: dict[str, Row]) -> None:
+    counts: dict[str, int] = {}
+    for row in shipped.values():
+        counts[row.source] = counts.get(row.source, 0) + 1
+    assert counts["vtrain/single"] == 720
+    assert counts["vtrain/multi"] == 26
+    assert counts["simumax/dense"] == 16
+    assert counts["simumax/moe"] == 12
+    assert counts["mbridge/dense"] == 70
+    assert counts["titan"] == 25
+
+
+def test_no_time_comes_from_flops(questions: dict[str, Question | list[str]]) -> None:
+    """Some count what is recomputed, some half of attention, some neither: only rows with a time are compared."""
+    flops_alone = questions["simumax-a100pcie-dsv2-ep8-mbc8"]
+    assert isinstance(flops_alone, list)
+    assert any("neither a step's time" in reason for reason in flops_alone)
+
+
+def test_a_layout_that_is_no_layout_is_refused(questions: dict[str, Question | list[str]]) -> None:
+    found = questions["jz-v100-perf-00-18b-g16-p8-gb256"]  # tp 4 and pp 8 on 16 GPUs
+    assert isinstance(found, list)
+    assert any("= 32, but the cluster has 16 GPUs" in reason for reason in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "size"),
+    [
+        ("titan-8b-8-fsdp", "reserved", 82.4 * GIB),
+        ("simumax-b200-llama3_405b_l4_tp2_pp1_dp4_mbc4", "allocated", 81.59 * GIB),
+        ("bs176-009-196B-h13824-l84-a64-n48-d4t8p12-m4-gb2048", "device", 52 * GIB),
+        ("zb-t4-1.5b-zb-2p-m24", None, None),  # "allocator definition not stated"
+    ],
+)
+def test_memory_is_what_the_source_means_by_it(
+    questions: dict[str, Question | list[str]], name: str, kind: str | None, size: float | None
+) -> None:
+    found = questions[name]
+    assert isinstance(found, Question)
+    assert (found.memory_kind, found.memory_bytes) == (kind, size)
+
+
+def test_schedules_are_those_named(questions: dict[str, Question | list[str]]) -> None:
+    for name, schedule in {"zb-2p-m24": "zb-h2", "zb-1p-m24": "zb-h1", "1f1b-m24": "1f1b"}.items():
+        found = questions[f"zb-t4-1.5b-{name}"]
+        assert isinstance(found, Question)
+        assert found.layout.structure.schedule == schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("zero-t1-7.5b-z1-dp1", "a formula's value, not a run"),
+        ("gpipe-transformer-k2-m1", "only ratios between runs are stated"),
+        ("titan-8b-8-fsdp-compile-fp8", "fp8 and fp4 are not modelled"),
+        ("titan-nvfp4-8b-nvfp4", "fp8 and fp4 are not modelled"),
+        ("palm-540b", "no chip like 'TPUv4' is shipped"),
+        ("neox-20b", "the micro-batch is not stated"),
+    ],
+)
+def test_what_is_skipped_says_why(questions: dict[str, Question | list[str]], name: str, reason: str) -> None:
+    found = questions[name]
+    assert isinstance(found, list)
+    assert reason in found
+
+
+def test_lora_and_hybrids_are_skipped(shipped: dict[str, Row], questions: dict[str, Question | list[str]]) -> None:
+    for name, row in shipped.items():
+        if "LoRA" in (row["task"] or ""):
+            assert "LoRA is not modelled" in questions[name]  # type: ignore[operator]
+        if row["family"] == "hybrid":
+            assert "state-space layers are not modelled" in questions[name]  # type: ignore[operator]
+
+
+def test_experts_and_latent_attention_are_the_rows(questions: dict[str, Question | list[str]]) -> None:
+    found = questions["simumax-b200-deepseekv3_l4_tp1_ep8_pp1_dp8_mbc4"]
+    assert isinstance(found, Question)
+    assert found.model.attention == LatentAttention(128, 1536, 512, 128, 64, 128)
+    mlp = found.model.mlp
+    assert isinstance(mlp, Experts)
+    assert mlp.shared is not None
+    assert (mlp.num_experts, mlp.num_experts_per_tok, mlp.expert.intermediate_size) == (256, 8, 2048)
+    assert [layer.mlp == mlp for layer in found.model.layers] == [False, True, True, True]
+    assert (found.layout.ep, found.layout.structure.own_experts) == (8, True)
+
+
+def test_windows_come_before_whole_attention(questions: dict[str, Question | list[str]]) -> None:
+    found = questions["mbridge-26.04-gptoss120b-b200-bf16-g64-123"]
+    assert isinstance(found, Question)
+    assert [layer.attention.window for layer in found.model.layers[:4]] == [128, None, 128, None]  # type: ignore[union-attr]
+    assert found.model.attention.head_dim == 64
+
+
+def test_no_prediction_reads_what_was_measured(tmp_path: Path) -> None:
+    ordinary = question(tmp_path)
+    other = question(tmp_path, measured__step_time_s=99.0, measured__memory_gb=1)
+    for field in ("model", "job", "cluster", "layout", "engine"):
+        assert getattr(ordinary, field) == getattr(other, field)
+
+
+# --- a row of one's own -----------------------------------------------------------------------------------------------
+def test_a_rate_is_a_time(tmp_path: Path) -> None:
+    found = question(tmp_path, measured={"tokens_per_s_per_gpu": 8192})
+    assert found.step_seconds == pytest.approx(32 * 4096 / (8 * 8192))
+    assert found.memory_kind is None
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "unit"),
+    [
+        ("GiB; peak reserved", "reserved", GIB),
+        ("GB, peak allocated", "allocated", GB),
+        ("nvidia-smi", "device", GIB),
+        ("GB", None, None),
+        ("GB allocated or reserved, which is not stated", None, None),
+    ],
+)
+def test_memory_def(tmp_path: Path, said: str, kind: str | None, unit: int | None) -> None:
+    found = question(tmp_path, measured__memory_def=said)
+    assert found.memory_kind == kind
+    assert found.memory_bytes == (20 * unit if unit else None)
+
+
+def test_every_reason_at_once(tmp_path: Path) -> None:
+    said = why(tmp_path, precision="fp8", hardware__gpu="TPUv4", micro_batch=None, model__layers=None)
+    for reason in ("fp8 and fp4", "no chip like 'TPUv4'", "the micro-batch", "the model's size is not stated (layers)"):
+        assert reason in said
+
+
+def test_an_impossible_layout_is_skipped(tmp_path: Path) -> None:
+    assert "tp=3 does not divide num_attention_heads=32" in why(tmp_path, layout__tp=3, layout__dp=8, layout__gpus=24)
+
+
+def test_a_run_that_did_not_fit_is_right_where_the_prediction_does_not(tmp_path: Path) -> None:
+    base = {**ROW, "oom": True, "measured": {"memory_def": "nvidia-smi"}}
+    large = {**base, "id": "own-large", "model": {**ROW["model"], "layers": 200}}  # type: ignore[dict-item]
+    rows = read(lines(tmp_path / "rows.jsonl", base, large))
+    found = {row["id"]: row for row in validate(rows)["rows"]}
+    assert found["own-1"]["oom_right"] is False
+    assert found["own-large"]["oom_right"] is True
+    assert found["own-large"]["signed_error"] is None
+    assert validate(rows)["summary"]["memory_bytes"]["oom"] == {"n": 2, "right": 1}
+
+
+# --- the arithmetic ---------------------------------------------------------------------------------------------------
+def test_errors_by_hand() -> None:
+    made = [("a", 2.0, 1.0), ("b", 4.0, 5.0), ("c", 10.0, 10.0), ("d", 1.0, 3.0)]  # errors -50 %, +25 %, 0, +200 %
+    found = errors([Compared(i, "s", "step_seconds", m, p, 0.8 * p, 1.4 * p) for i, m, p in made])
+    assert found["n"] == 4
+    assert found["mape"] == pytest.approx((0.5 + 0.25 + 0 + 2) / 4)
+    assert found["median"] == pytest.approx(0.375)
+    assert found["max"] == pytest.approx(2)
+    assert found["bias"] == pytest.approx((-0.5 + 0.25 + 0 + 2) / 4)
+    assert found["p90"] == pytest.approx(0.5 + 0.7 * 1.5)  # 0.9 of the way from the first to the last of 0, .25, .5, 2
+    assert found["in_range"] == pytest.approx(0.5)  # b's is 4 to 7, c's 8 to 14; a's ends at 1.4 and d's begins at 2.4
+
+
+def test_quantities_are_not_mixed() -> None:
+    found = summary([Compared("a", "s", "step_seconds", 1, 2), Compared("a", "s", "memory_bytes", 4, 3)])
+    assert found["step_seconds"]["bias"] == 1
+    assert found["memory_bytes"]["bias"] == -0.25
+    assert found["memory_bytes"]["in_range"] is None
+    assert errors([])["mape"] is None
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+SUMMARY = {"n", "mape", "median", "p90", "max", "bias", "in_range"}
+
+
+def test_the_contract_of_the_document(nanum: Run, tmp_path: Path) -> None:
+    silent = {**ROW, "id": "own-2", "measured": {"step_time_s": 1.0, "memory_gb": 3, "memory_def": "GB"}}
+    file = lines(tmp_path / "rows.jsonl", ROW, silent, {**ROW, "id": "own-3", "precision": "fp8"}, "")
+    done = nanum("validate", str(file), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    keys = {"id", "source", "quantity", "measured", "predicted", "low", "high", "signed_error"}
+    assert all(keys <= row.keys() for row in found["rows"])
+    assert [(row["id"], row["quantity"]) for row in found["rows"]] == [
+        ("own-1", "step_seconds"), ("own-1", "memory_bytes"), ("own-2", "step_seconds")
+    ]  # fmt: skip
+    time, memory, _ = found["rows"]
+    assert time["signed_error"] == pytest.approx(time["predicted"] / 1.5 - 1)
+    assert time["low"] < time["predicted"] < time["high"]
+    assert memory["measured"] == 20 * GIB
+    assert [row["id"] for row in found["skipped"]] == ["own-3"]
+    assert found["skipped"][0]["why"] == "fp8 and fp4 are not modelled"
+    assert [row["id"] for row in found["left_out"]] == ["own-2"]
+    rows, printed = documented("validate"), set(leaves(found))
+    assert {leaf for leaf in printed if not any(covers(row, leaf) for row in rows)} == set()
+    assert {row for row in rows if not any(covers(row, leaf) for leaf in printed)} == set()
+    for part in (found["summary"], found["by_source"]["own"]):
+        assert part["step_seconds"].keys() >= SUMMARY
+        assert part["memory_bytes"].keys() >= SUMMARY
+        assert (part["step_seconds"]["n"], part["memory_bytes"]["n"]) == (2, 1)
+    shown = nanum("validate", str(file), "--rows")
+    assert shown.returncode == 0
+    for words in ("Step times", "Memory, worst first", "own-1", "fp8 and fp4 are not modelled"):
+        assert words in shown.stdout
+
+
+def test_nothing_to_compare_is_bad_news(nanum: Run, tmp_path: Path) -> None:
+    done = nanum("validate", str(lines(tmp_path / "rows.jsonl", {**ROW, "precision": "fp8"})), "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["rows"] == []
+
+
+def test_a_bad_file_has_every_reason(nanum: Run, tmp_path: Path) -> None:
+    bad = {**ROW, "id": "own-2", "micro_batch": 0, "model": {**ROW["model"], "layers": "many"}}  # type: ignore[dict-item]
+    file = lines(tmp_path / "rows.jsonl", ROW, "{", bad, ROW, {"model": []})
+    done = nanum("validate", str(file))
+    assert done.returncode == 2
+    assert not done.stdout
+    assert "Traceback" not in done.stderr
+    for reason in (
+        "line 2: not a JSON object",
+        "line 3: micro_batch = 0 is not a whole number of at least 1",
+        'line 3: model.layers = "many" is not a whole number of at least 1',
+        "line 4: id own-1 is line 1's already",
+        "line 5: it has no id",
+        "line 5: model = [] is not an object",
+    ):
+        assert reason in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Refused, match="no row"):
+        read(lines(tmp_path / "rows.jsonl", text))
+
+
+def test_no_file_is_refused(nanum: Run, tmp_path: Path) -> None:
+    done = nanum("validate", str(tmp_path / "rows.jsonl"))
+    assert (done.returncode, "no such file" in done.stderr) == (2, True)
