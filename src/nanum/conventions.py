@@ -86,6 +86,7 @@ class Conventions:
     vocab_multiple_per_tp: int = 1  # the vocabulary is padded to a multiple of this times tp
     units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
     root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?
+    backward_reshards: bool = False  # are gathered weights freed after a pipeline's backward too, where they reshard?
     values_are_views: bool = True  # latent attention's values lie in what they were projected to, with keys beside them
     prefetches_units: bool = False  # backward gathers the whole next unit ahead; else of several groups the last alone
     ring_gathers: bool = True  # a ring's keys and values come by one gather, or are passed on rank by rank

@@ -41,6 +41,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         chunk_weights="aligned",
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
+        backward_reshards=True,  # Megatron-FSDP
         values_are_views=False,  # multi_latent_attention.py makes them contiguous
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
     )

@@ -159,7 +159,9 @@ class Actions(Mapping[str, tuple[Node, ...]]):
         kind = KINDS[name]
         if kind.direction == "forward":
             # The weights are there after a pipeline's backward, and after a forward that did not reshard.
-            there = self.structure.pipelined and (kind.after_other or not (kind.first or self.structure.reshard))
+            reshards = self.structure.reshard
+            kept = kind.after_other and not (reshards and self.conventions.backward_reshards)
+            there = self.structure.pipelined and (kept or not (kind.first or reshards))
             return self.forward(gathers=not there, first=kind.first)
         gathers = kind.after_other or not self.structure.pipelined
         return self.backward(gathers=gathers, first=kind.first, last=kind.last)
