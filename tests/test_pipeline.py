@@ -63,8 +63,8 @@ def test_without_a_pipeline_each_forward_is_followed_by_its_backward(schedule: A
 def test_weights_that_backward_frees_are_gathered_for_the_next_forward(
     engine: str, gathers: int, reshard: bool
 ) -> None:
-    """Megatron-FSDP reshards after a backward too: each pass gathers. FSDP2 under a pipeline does not, which leaves m + 1
-    gathers of a unit (as recorded runs of PyTorch have it).
+    """Megatron-FSDP reshards after a backward too: each pass gathers. FSDP2 under a pipeline does not, which leaves
+    m + 1 gathers of a unit (as recorded runs of PyTorch have it).
     """
     m, pp, stage = 8, 4, 2
     model = Model("small", 128, 256, 8, 64, Attention(8, 4, 16), Mlp(352, True, "silu"), "rms_norm", "rotary", False)
