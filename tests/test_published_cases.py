@@ -1,7 +1,7 @@
 """What people who split training jobs saw beside what is predicted: each as far as its numbers allow.
 
-DeepSpeed's cases are in `test_engines`, SimuMax's runs in `test_validate`. Sizes that an address does not state are said
-to be inferred.
+DeepSpeed's cases are in `test_engines`, SimuMax's runs in `test_validate`. Sizes that an address does not state are
+said to be inferred.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def test_scaling_of_data_parallelism_has_its_knee_at_the_node() -> None:
 
 @pytest.mark.xfail(
     strict=True,
-    reason="by node a hierarchical ring sends as much in both, and HSDP's has only backward to hide in: NCCL's flat rings "
-    "of a gather send more, which is not modelled",
+    reason="by node a hierarchical ring sends as much in both, and HSDP's has only backward to hide in: NCCL's flat "
+    "rings of a gather send more, which is not modelled",
 )
 def test_copies_of_shards_beat_shards_over_a_slow_network() -> None:
     """github.com/oumi-ai/oumi/pull/213, 2B on 4 nodes of GCP: 74.4 samples a second by HSDP, 55.3 by FSDP over all. An
