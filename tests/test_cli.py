@@ -128,8 +128,8 @@ NODE = "1x8xh100-sxm"
             id="unknown engine",
         ),
         pytest.param(
-            ["plan", "nobody", "nowhere", "--seq-len", "0", "--precision", "fp8", "--engine", "all", "--top", "x"],
-            ["nobody", "nowhere", "--seq-len 0", "--precision fp8", "--engine all", "--top x"],
+            ["plan", "nobody", "nowhere", "--seq-len", "0", "--precision", "fp4", "--engine", "all", "--top", "x"],
+            ["nobody", "nowhere", "--seq-len 0", "--precision fp4", "--engine all", "--top x"],
             id="everything",
         ),
         pytest.param(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from nanum.states import States
 
-ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "bool": 1, "onehot": 0}
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "bool": 1, "onehot": 0}
 """Bytes of one element. A one-hot operand (token ids) is never materialised."""
 
 Fused = Literal["norm", "rotary", "activation", "loss", "optimizer"]
@@ -59,6 +59,12 @@ class Buckets:
     contiguous: bool = True  # is there room for a bucket, or are gradients reduced where they are?
 
 
+Fp8 = Literal["none", "remade", "kept"]
+"""Linear layers of fp8: the input is quantized again in backward (torchao), or kept as it was (Transformer Engine)."""
+NOT_IN_FP8 = frozenset({"head", "router", "shared_gate"})
+"""Linear layers that stay in the precision of activations."""
+
+
 @dataclass(frozen=True)
 class Conventions:
     numerics: Numerics
@@ -87,6 +93,7 @@ class Conventions:
     units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
     root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?
     backward_reshards: bool = False  # are gathered weights freed after a pipeline's backward too, where they reshard?
+    fp8: Fp8 = "none"
     values_are_views: bool = True  # latent attention's values lie in what they were projected to, with keys beside them
     prefetches_units: bool = False  # backward gathers the whole next unit ahead; else of several groups the last alone
     ring_gathers: bool = True  # a ring's keys and values come by one gather, or are passed on rank by rank

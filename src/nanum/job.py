@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+"""fp8 is of the operands of linear layers alone; all else is bf16."""
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
 
 
@@ -17,6 +18,11 @@ class Job:
     global_batch_size: int
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
+
+    @property
+    def dtype(self) -> str:
+        """Of activations, and of weights as they are computed with, but for what a product of fp8 makes of them."""
+        return "bf16" if self.precision == "fp8" else self.precision
 
     @property
     def tokens_per_step(self) -> int:

@@ -30,7 +30,7 @@ SeqLen = Annotated[
 GlobalBatchSize = Annotated[
     str | None, _text("--global-batch-size", "N", "Sequences in a step. [4 Mi (4,194,304) tokens' worth]")
 ]
-Precision = Annotated[str | None, _text("--precision", "fp32|bf16|fp16", "What the layers are computed in. [bf16]")]
+Precision = Annotated[str | None, _text("--precision", "fp32|bf16|fp16|fp8", "What the layers are computed in. [bf16]")]
 Optimizer = Annotated[
     str | None, _text("--optimizer", "adamw|adamw-bf16|adamw-8bit|sgd|adafactor|lion|muon", "[adamw]")
 ]

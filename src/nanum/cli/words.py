@@ -27,7 +27,7 @@ ANY_ENGINE = "any"  # of plan: every engine's layouts, ranked together
 
 # The words of each choice: those modelled, then those that exist but are not modelled yet.
 CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "precision": (get_args(Precision), ("fp8",)),
+    "precision": (get_args(Precision), ()),
     "optimizer": (get_args(Optimizer), ()),
     "zero": (("0", "1", "2", "3"), ()),
     "schedule": (get_args(Schedule), ()),

@@ -23,10 +23,10 @@ from nanum.states import States
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
-    reduced = job.precision
+    reduced = job.dtype
     return replace(
         torch.conventions(model, job, structure),
-        numerics=Numerics("fp32", job.precision, reduced, States(job.optimizer, "fp32", counters=True)),
+        numerics=Numerics("fp32", job.dtype, reduced, States(job.optimizer, "fp32", counters=True)),
         fused=FUSABLE if structure.compile else frozenset(),
         tp_grads_at_once=False,  # unsynced gradients stay Partial over tp until they are reduced
         selective=Kept(),

@@ -30,9 +30,9 @@ from nanum.states import States
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
-    masters = structure.zero > 0 or job.precision != "fp32"  # ZeRO copies fp32 parameters too
+    masters = structure.zero > 0 or job.dtype != "fp32"  # ZeRO copies fp32 parameters too
     return Conventions(
-        numerics=Numerics(job.precision, job.precision, job.precision, States(job.optimizer, "fp32", masters=masters)),
+        numerics=Numerics(job.dtype, job.dtype, job.dtype, States(job.optimizer, "fp32", masters=masters)),
         fused=frozenset({"optimizer"}),
         dtensor=False,
         regather=False,

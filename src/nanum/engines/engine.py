@@ -33,12 +33,13 @@ class Engine:
     default_etp: Callable[[Any], Any] = lambda tp: 1  # of experts that are spread, beside tp
     default_reshard: Callable[[int], bool] = lambda pp: True  # are weights resharded after forward, with pp stages?
     schedules: tuple[Schedule, ...] = ONE_CHUNK  # that it has
+    fp8: bool = False  # has it linear layers of fp8?
     default_sp: bool = True  # is tensor parallelism sequence parallel too, unless it is said?
     layers_by_model: Callable[[Model, Any, Any], Any] | None = None  # the same rule, where it weighs the parts
 
     @property
     def refuses(self) -> tuple[Rule, ...]:
-        return (*self.rules, _schedule_rule(self.name, self.schedules))
+        return (*self.rules, _schedule_rule(self.name, self.schedules), *(() if self.fp8 else (_fp8_rule(self.name),)))
 
     def layers(self, model: Model, stages: Any, stage: Any) -> Any:
         """How many layers a stage has."""
@@ -90,6 +91,16 @@ def _schedule_rule(engine: str, schedules: tuple[Schedule, ...]) -> Rule:
     )
 
 
+def _fp8_rule(engine: str) -> Rule:
+    return Rule(
+        f"{engine} in fp8 is not modelled",
+        lambda model, job, cluster, layout: job.precision == "fp8",
+        lambda model, job, cluster, layout: (
+            f"--precision fp8 is not modelled for {engine}: torchtitan and megatron have it"
+        ),
+    )
+
+
 def eager_rule(engine: str, why: str) -> Rule:
     """Refuses `compile` where it says nothing about an engine's kernels."""
     return Rule(
@@ -128,7 +139,7 @@ def muon_rule(engine: str, cut: Callable[[Layout], Any], why: str) -> Rule:
 
 def fsdp_numerics(job: Job) -> Numerics:
     """fp32 shards, states and reductions; computed in the job's precision."""
-    return Numerics("fp32", job.precision, "fp32", States(job.optimizer, "fp32", counters=True))
+    return Numerics("fp32", job.dtype, "fp32", States(job.optimizer, "fp32", counters=True))
 
 
 def weighed_layers(num_hidden_layers: int, pp: Any, stage: Any) -> Any:

@@ -21,8 +21,8 @@ from nanum.states import States
 
 def numerics(job: Job) -> Numerics:
     """Half-precision parameters have fp32 masters, and states of theirs."""
-    states = States(job.optimizer, "fp32", masters=job.precision != "fp32")
-    return Numerics(job.precision, job.precision, "fp32", states)
+    states = States(job.optimizer, "fp32", masters=job.dtype != "fp32")
+    return Numerics(job.dtype, job.dtype, "fp32", states)
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
@@ -41,6 +41,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         chunk_weights="aligned",
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
+        fp8="kept" if job.precision == "fp8" else "none",  # Transformer Engine, module/linear.py
         backward_reshards=True,  # Megatron-FSDP
         values_are_views=False,  # multi_latent_attention.py makes them contiguous
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
@@ -156,4 +157,5 @@ MEGATRON = Engine(
     rules=RULES,
     schedules=("gpipe", "1f1b", "interleaved"),
     default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
+    fp8=True,
 )

@@ -33,9 +33,9 @@ from nanum.states import States
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
-    half = job.precision != "fp32"
+    half = job.dtype != "fp32"
     return Conventions(
-        numerics=Numerics(job.precision, job.precision, "fp32", States(job.optimizer, "fp32", masters=half)),
+        numerics=Numerics(job.dtype, job.dtype, "fp32", States(job.optimizer, "fp32", masters=half)),
         fused=frozenset({"rotary", "optimizer"}),
         dtensor=False,
         regather=True,

@@ -23,7 +23,7 @@ from nanum.states import States
 
 def whole_numerics(job: Job) -> Numerics:
     """A module in one dtype: parameters, gradients and states alike."""
-    dtype = job.precision
+    dtype = job.dtype
     return Numerics(dtype, dtype, dtype, States(job.optimizer, dtype, counters=True))
 
 

@@ -37,6 +37,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         grads_resident=False,
         units="root" if model.tie_word_embeddings else "ends",
         root_reshards=False,
+        fp8="remade" if job.precision == "fp8" else "none",  # torchao, float8_linear.py; weights are gathered in bf16
         prefetches_units=True,  # parallelize.py: set_modules_to_backward_prefetch, of layers of experts
         expert_weights="before",  # models/moe: score_before_experts
     )
@@ -125,4 +126,5 @@ TORCHTITAN = Engine(
     rules=RULES,
     schedules=pipelining.SCHEDULES,
     default_reshard=lambda pp: pp == 1,  # parallelize.py: "default" keeps weights gathered under a pipeline
+    fp8=True,
 )

@@ -119,12 +119,12 @@ def expert_linear(t: Tape, x: Tensor, name: str, out: str, inner: str, split: Sp
     w = t.weight(name, ("E", inner, out), split)
     of_bias = {d: axes for d, axes in split.items() if d in ("E", out)}
     b = t.weight(name + "_bias", ("E", out), of_bias, w.stays) if bias else None
-    y = t.product(name, x, w, ("E", "N", out), x.split)
+    y = t.product(name, x, w, ("E", "N", out), x.split, fp8=True)
 
     def transpose() -> None:
         dy = t.grad(y)
-        dx = t.product("dx_" + name, dy, w, x.dims, x.split)
-        dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated)
+        dx = t.product("dx_" + name, dy, w, x.dims, x.split, fp8=True)
+        dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated, fp8=True)
         node = t.backward[-1].reads
         if b:
             pending = tuple(a for a in dy.split.get("N", ()))

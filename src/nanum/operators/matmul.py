@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nanum.conventions import NOT_IN_FP8
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor
 
@@ -29,14 +30,15 @@ def linear(
         if bias
         else None
     )
-    raw = t.product(name, x, w, dims, want)
+    fp8 = name not in NOT_IN_FP8
+    raw = t.product(name, x, w, dims, want, fp8=fp8)
     y = t.move(raw, want)
 
     def transpose() -> None:
         dy = t.grad(y)
-        dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated)
+        dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated, fp8=fp8)
         node = t.backward[-1].reads  # autograd's node holds its operands until both products are there
-        dx = t.product("dx_" + name, dy, w, x.dims, x.split)
+        dx = t.product("dx_" + name, dy, w, x.dims, x.split, fp8=fp8)
         if b:
             summed = node[1] if t.conventions.dtensor else dy  # DTensor gathers dY for the products, and sums that
             db = t.grad_of_weight(b, summed)

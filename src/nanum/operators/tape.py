@@ -76,6 +76,7 @@ class Tape:
     _transposes: list[Callable[[], None]] = field(default_factory=list)
     _grads: dict[Tensor, list[Tensor]] = field(default_factory=dict)
     _moved: dict[Any, Tensor] = field(default_factory=dict)
+    _quantized: dict[Tensor, Tensor] = field(default_factory=dict)
     _region: str = ""
 
     # --- emitting ---------------------------------------------------------------------------------------------------
@@ -102,6 +103,7 @@ class Tape:
         *,
         attention: bool = False,
         operands: Operands = "nt",
+        dtype: str | None = None,
         holds: Iterable[Tensor] = (),
     ) -> None:
         """`holds` are not read, but held until it is done (an autograd node's own, until the node ends)."""
@@ -114,7 +116,7 @@ class Tape:
                 name,
                 (*reads, *holds),
                 writes,
-                Compute(name, self._phase, flops, moved, self.dtype, shape, attention, operands),
+                Compute(name, self._phase, flops, moved, dtype or self.dtype, shape, attention, operands),
                 self._region,
             )
         )
@@ -265,8 +267,11 @@ class Tape:
         *,
         category: str = "activations",
         size: Any = None,
+        fp8: bool = False,
     ) -> Tensor:
-        """`a . b` as the rules lay it; the result may be a pending sum. A dim of both that is kept is a batch."""
+        """`a . b` as the rules lay it; the result may be a pending sum. A dim of both that is kept is a batch. Of `fp8`
+        both are quantized first.
+        """
         rule = contract(a, b, dims, want)
         a, b = self.move(a, rule.left), self.move(b, rule.right)
         out = Tensor(name, dims, rule.split, self.dtype, rule.partial, category, size=size)
@@ -279,9 +284,19 @@ class Tape:
         kept_b = tuple(d for d in b.dims if d in dims and d not in a.dims)
         summed = tuple(d for d in a.dims if d not in dims)
         split = {**b.split, **a.split}
+        fp8 = fp8 and self.conventions.fp8 != "none"
+        if fp8:
+            a, b = self.quantized(a), self.quantized(b)
         m, n, k = (self.shapes.elements(d, split) for d in (kept_a, kept_b, summed))
-        self.emit(name, (a, b), (out,), 2.0 * m * n * k, (m, n, k), operands=_order(a, b, summed))
+        order = _order(a, b, summed)
+        self.emit(name, (a, b), (out,), 2.0 * m * n * k, (m, n, k), operands=order, dtype="fp8" if fp8 else None)
         return out
+
+    def quantized(self, t: Tensor) -> Tensor:
+        """In fp8, as each side of a product reads it. Weights are quantized wherever they are used."""
+        if t not in self._quantized or t.category == "params":
+            self._quantized[t] = self.kernel("quantize", (t,), t.like(size=None), "fp8")
+        return self._quantized[t]
 
     # --- the transpose ----------------------------------------------------------------------------------------------
     def then(self, y: Tensor, transpose: Callable[[], None]) -> Tensor:
@@ -322,6 +337,8 @@ class Tape:
     def run_backward(self) -> None:
         """Emit the transpose."""
         self._phase = "backward"
+        if self.conventions.fp8 != "kept":
+            self._quantized.clear()
         self._moved = self._outlives_forward(self._moved)
         for transpose in reversed(self._transposes):
             transpose()

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 UNMODELLED = (
     "other rank orders, kernels, micro-batches and schedules than a plan tries (flash attention, powers of two up to "
     "16, 1F1B and GPipe)",
-    "expert parallelism, fp8, offload, LoRA",
+    "offload; weights gathered or kept in fp8, optimizers that keep states in it, and fp4",
+    "experts that some tokens prefer to others, and multi-token prediction",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
     "slower kernels while exchanges overlap with them, where that was not measured; stragglers and jitter",
