@@ -17,10 +17,12 @@ from nanum import engines
 from nanum.account.memory import peak
 from nanum.account.traffic import flops, traffic
 from nanum.build import build, emit_parts
+from nanum.cluster import load as cluster
 from nanum.job import Job
 from nanum.layout import Layout, Structure
-from nanum.model import Attention, Layer, Mlp, Model
+from nanum.model import Attention, Layer, LinearAttention, Mlp, Model
 from nanum.operators.attention import Window
+from nanum.rules import GENERAL, broken
 
 MEGATRON, TORCHTITAN = engines.load("megatron"), engines.load("torchtitan")
 B, S, H, A, G, F, V, L = 2, 128, 256, 8, 2, 704, 1024, 4
@@ -167,6 +169,79 @@ def test_a_part_of_each_head_that_turns_changes_nothing_that_is_saved() -> None:
         here = model(attention=Attention(A, G, HEAD, rotary=turned))
         assert saved(here) == saved(model())
         assert saved(here, TORCHTITAN) == saved(model(), TORCHTITAN)
+
+
+# --- linear attention -------------------------------------------------------------------------------------------------
+DELTA = LinearAttention("delta", 4, 8, 32, 64, convolved=4)
+LIGHTNING = LinearAttention("lightning", A, A, HEAD, HEAD)
+
+
+def weights_of(of: Model) -> dict[str, int]:
+    parts = emit_parts(of, Job(S, B), Layout(structure=Structure(zero=0)), MEGATRON)
+    shapes = parts.shapes.layers[0]
+    return {w.name: int(shapes.elements(w.dims, w.split)) for w in parts.bodies.layers[0].weights}
+
+
+def test_weights_of_linear_attention() -> None:
+    """Of the delta rule, by its published module: projections in, a convolution, a decay and its bias, a norm of one
+    head, a projection out; of lightning attention projections in, a norm of all heads, one out.
+    """
+    keys, values = 4 * 32, 8 * 64
+    block = sum(weights_of(model(attention=DELTA)).values()) - 2 * H * F - 2 * H
+    assert block == H * (2 * keys + 2 * values + 2 * 8) + 4 * (2 * keys + values) + 2 * 8 + 64 + values * H
+    block = sum(weights_of(model(attention=LIGHTNING)).values()) - 2 * H * F - 2 * H
+    assert block == 4 * H * H + H + H * H
+
+
+def test_linear_attention_costs_the_same_for_each_token() -> None:
+    """Its FLOPs grow as the sequence does, where full attention's grow as its square."""
+
+    def of(m: Model, s: int) -> float:
+        layout = Layout(micro_batch_size=1, structure=Structure(zero=1))
+        return float(flops(build(replace(m, max_position_embeddings=8 * S), Job(s, 1), layout, MEGATRON, 0).program))
+
+    for linear in (DELTA, LIGHTNING):
+        assert of(model(attention=linear), 4 * S) == pytest.approx(4 * of(model(attention=linear), S))
+    assert of(model(), 4 * S) > 4 * of(model(), S)
+
+
+def test_flops_of_the_delta_rule_are_of_its_chunkwise_form() -> None:
+    """A chunk of C tokens, forward: scores of queries and of keys by keys, 2C²·d_k each; they weigh values, and the
+    inverse of the latter makes new keys and values: 2C²(2d_v + d_k); three products with the state, 2C·d_k·d_v each.
+    """
+    c, k, v = 64, 32, 64
+    chunk = 2 * c * c * (k + k) + 2 * c * c * (2 * v + k) + 3 * 2 * c * k * v
+    both = [model(attention=DELTA), model(attention=replace(DELTA, convolved=8))]
+    layout = Layout(micro_batch_size=B, structure=Structure(zero=1))
+    counted = [float(flops(build(m, Job(S, B), layout, MEGATRON, 0).program)) for m in both]
+    taps = 3 * 2 * 4 * (2 * 4 * 32 + 8 * 64) * B * S * L
+    assert counted[1] - counted[0] == taps
+    matmuls = 3 * 2 * B * S * (L * sum(weights_of(both[0])[name] for name in MATRICES) + V * H)
+    assert counted[0] - matmuls - taps == 3 * L * B * 8 * (S // c) * chunk
+
+
+MATRICES = ("wqkv", "wgate", "wrates", "wo", "up", "down")
+
+
+@pytest.mark.parametrize("linear", [DELTA, LIGHTNING], ids=lambda a: a.rule)
+@pytest.mark.parametrize("tensor", ["tensor", "sequence"])
+def test_linear_attention_exchanges_what_attention_does(linear: LinearAttention, tensor: str) -> None:
+    """A layer's own inputs and outputs; and where a norm is of all heads, sums of each token's squares, both ways."""
+    found, plain = tp_rows(model(attention=linear), 2, tensor), tp_rows(model(), 2, tensor)
+    more = L if linear.rule == "lightning" else 0
+    for phase in ("forward", "backward"):
+        calls = [rows.get(("all_reduce", phase), (0, 0))[0] for rows in (found, plain)]
+        assert calls[0] - calls[1] == more
+    others = [{key: row for key, row in rows.items() if key[0] != "all_reduce"} for rows in (found, plain)]
+    assert others[0] == others[1]
+
+
+def test_linear_attention_is_not_divided_over_the_sequence() -> None:
+    structure = Structure(zero=3, cp_kind="ring")
+    reasons = broken(
+        GENERAL, model(attention=DELTA), Job(S, 8), cluster("1x2xh100-sxm"), Layout(cp=2, structure=structure)
+    )
+    assert reasons == ["cp=2 would pass the state of a model's linear attention from rank to rank: not modelled"]
 
 
 # --- what is exchanged ------------------------------------------------------------------------------------------------

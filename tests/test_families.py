@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanum.errors import Refused
-from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model, load
+from nanum.model import Attention, Experts, LatentAttention, Layer, LinearAttention, Mlp, Model, load
 from nanum.model.config import from_config
 from nanum.model.families import MODULES, TYPES
 from nanum.model.pattern import arranged
@@ -105,6 +105,20 @@ def test_llama_4_turns_three_layers_of_four_in_chunks() -> None:
 
 def test_smollm_3_turns_three_layers_of_four() -> None:
     assert [layer.attention.rotary_dim for layer in each_layer(load("smollm3-3b"))] == [128, 128, 128, 0] * 9
+
+
+def test_qwen3_next_and_minimax_see_all_in_a_few_layers() -> None:
+    """Three layers of the gated delta rule to a gated full one; seven of lightning attention (arXiv 2501.08313)."""
+    qwen, minimax = load("qwen3-next-80b-a3b"), load("minimax-m1")
+    linear = [isinstance(layer.attention, LinearAttention) for layer in each_layer(qwen)]
+    assert linear == [(i + 1) % 4 != 0 for i in range(48)]
+    assert qwen.attention == Attention(16, 2, 256, qk_norm="head", rotary=64, gated=True)
+    assert qwen.kinds[0].attention == LinearAttention("delta", 16, 32, 128, 128, convolved=4)
+    linear = [isinstance(layer.attention, LinearAttention) for layer in each_layer(minimax)]
+    assert linear == [i % 8 != 7 for i in range(80)]
+    told = ["linear_attention"] * 47 + ["full_attention"]
+    layers = each_layer(changed("qwen3-next-80b-a3b", layer_types=told))
+    assert [isinstance(layer.attention, LinearAttention) for layer in layers] == [True] * 47 + [False]
 
 
 # --- experts ----------------------------------------------------------------------------------------------------------
@@ -232,6 +246,10 @@ def test_published_weights_may_be_quantized_where_they_are_published_so() -> Non
         ("gpt-neox-20b", {"rotary_pct": 0.2}, "turns 19 entries"),
         ("phi-2", {"partial_rotary_factor": 0.25 + 0.0125}, "partial_rotary_factor"),
         ("gemma-7b", {"rope_parameters": [1], "num_key_value_heads": 5}, "num_key_value_heads=5 does not divide"),
+        ("qwen3-next-80b-a3b", {"linear_num_value_heads": 24}, "linear_num_key_heads=16 does not divide"),
+        ("minimax-m1", {"attn_type_list": [0, 1]}, "attn_type_list has 2 entries"),
+        ("minimax-m1", {"rotary_dim": 256}, "more than a head has: 128"),
+        ("minimax-m1", {"shared_intermediate_size": 64}, "is not a whole number from 0 to 0"),
         ("deepseek-v2", {"qk_rope_head_dim": 63}, "qk_rope_head_dim=63 is odd"),
         ("smollm3-3b", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for num_hidden_layers=36"),
         ("gemma-2-9b", {"layer_types": ["chunked_attention"] * 42}, "full_attention or sliding_attention"),

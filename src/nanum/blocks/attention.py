@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanum.blocks.body import Streams
-from nanum.model import Attention, LatentAttention
+from nanum.model import Attention, LatentAttention, LinearAttention
 from nanum.operators.attention import Window
 from nanum.operators.context_parallel import context_attention
 from nanum.operators.elementwise import known_by_result, rotary, scaled
@@ -15,7 +15,7 @@ from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
 
 
-def attention_dims(a: Attention | LatentAttention) -> dict[str, Any]:
+def attention_dims(a: Attention | LatentAttention | LinearAttention) -> dict[str, Any]:
     """Global sizes: of queries, of keys, of the heads of each, and of one head."""
     return {
         "Q": a.num_attention_heads * a.head_dim,

@@ -10,9 +10,10 @@ from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
 from nanum.blocks.experts import expert_dims, mixture
 from nanum.blocks.feed_forward import feed_forward
 from nanum.blocks.latent import latent_attention, latent_dims
+from nanum.blocks.linear_attention import linear_attention, linear_attention_dims
 from nanum.conventions import EVERYTHING, NOTHING, Conventions
 from nanum.layout import Recompute, Structure
-from nanum.model import LatentAttention, Layer, Mlp, Model
+from nanum.model import LatentAttention, Layer, LinearAttention, Mlp, Model
 from nanum.operators.elementwise import dropout, residual
 from nanum.operators.norm import norm
 from nanum.operators.tape import Tape
@@ -26,8 +27,9 @@ def layer_dims(layer: Layer, dims: Mapping[str, Any]) -> dict[str, Any]:
     """Global sizes of what is inside a layer, beside `dims` of what is around it."""
     a, mlp = layer.attention, layer.mlp
     latent = latent_dims(a) if isinstance(a, LatentAttention) else {}
+    linear = linear_attention_dims(a) if isinstance(a, LinearAttention) else {}
     inner = {"F": mlp.intermediate_size} if isinstance(mlp, Mlp) else expert_dims(mlp, dims["B"] * dims["S"])
-    return {**attention_dims(a), **latent, **inner}
+    return {**attention_dims(a), **latent, **linear, **inner}
 
 
 def emit_layer(model: Model, kind: Layer, shapes: Shapes, conventions: Conventions, structure: Structure) -> Emitted:
@@ -39,6 +41,8 @@ def emit_layer(model: Model, kind: Layer, shapes: Shapes, conventions: Conventio
     def attend(h: Tensor) -> Tensor:
         if isinstance(a, LatentAttention):
             return latent_attention(tape, h, a, splits)
+        if isinstance(a, LinearAttention):
+            return linear_attention(tape, h, a, splits)
         return self_attention(tape, h, a, splits, turns=model.position == "rotary")
 
     def feed(h: Tensor) -> Tensor:

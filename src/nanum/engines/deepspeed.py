@@ -24,7 +24,7 @@ from nanum.engines.engine import (
 )
 from nanum.job import Job
 from nanum.layout import Structure
-from nanum.model import LatentAttention, Layer, Mlp, Model
+from nanum.model import LatentAttention, Layer, LinearAttention, Mlp, Model
 from nanum.rules import Rule
 from nanum.states import States
 
@@ -70,7 +70,10 @@ def _shares(model: Model, stages: int) -> tuple[int, ...]:
 def _parameters(model: Model, layer: Layer) -> int:
     """Of a layer's matrices, which is all that tells layers from ends."""
     a, mlp, d = layer.attention, layer.mlp, model.hidden_size
-    if isinstance(a, LatentAttention):
+    if isinstance(a, LinearAttention):
+        keys, values = a.num_key_heads * a.key_head_dim, a.num_value_heads * a.value_head_dim
+        attention = d * (2 * keys + 3 * values + 2 * a.num_value_heads * (a.rule == "delta"))
+    elif isinstance(a, LatentAttention):
         keys = (d + a.num_attention_heads * (a.qk_nope_head_dim + a.v_head_dim)) * a.kv_lora_rank
         queries = a.num_attention_heads * a.head_dim
         down = a.q_lora_rank and (d + queries) * a.q_lora_rank

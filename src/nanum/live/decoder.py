@@ -18,7 +18,7 @@ from torch import nn
 from nanum.live.experts import Mixture
 from nanum.live.latent import LatentSelfAttention
 from nanum.live.layer import Layer, new_norm
-from nanum.model import Attention, Experts, LatentAttention, Mlp, Model
+from nanum.model import Attention, Experts, LatentAttention, LinearAttention, Mlp, Model
 from nanum.model import Layer as Kind
 
 Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -104,6 +104,8 @@ def feed_forward(hidden_size: int, m: Mlp | Experts) -> nn.Module:
 
 
 def new_layer(m: Model, kind: Kind) -> Layer:
+    if isinstance(kind.attention, LinearAttention):
+        raise ValueError("linear attention is not run")
     attention, mlp = self_attention(m.hidden_size, kind.attention), feed_forward(m.hidden_size, kind.mlp)
     return Layer(m, attention, mlp, turns=kind.attention.rotary_dim > 0)
 

@@ -10,9 +10,11 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
-from nanum.model.layer import ACTIVATIONS, Attention, Experts, LatentAttention, Layer, Mlp
+from nanum.model.layer import ACTIVATIONS, Attention, Experts, LatentAttention, Layer, LinearAttention, Mlp
 
-__all__ = ["ACTIVATIONS", "Attention", "Experts", "LatentAttention", "Layer", "Mlp", "Model", "load"]
+__all__ = [
+    "ACTIVATIONS", "Attention", "Experts", "LatentAttention", "Layer", "LinearAttention", "Mlp", "Model", "load",
+]  # fmt: skip
 
 Norm = Literal["layer_norm", "layer_norm_no_bias", "layer_norm_no_weight", "rms_norm"]
 """A norm whose weight is stored less 1 (Gemma, Nemotron) is no other norm."""
@@ -44,7 +46,7 @@ class Model:
     vocab_size: int
     num_hidden_layers: int
     max_position_embeddings: int
-    attention: Attention | LatentAttention
+    attention: Attention | LatentAttention | LinearAttention
     mlp: Mlp | Experts
     norm: Norm
     position: Literal["learned", "rotary", "alibi"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
+from nanum.model import Attention, Experts, LatentAttention, Layer, LinearAttention, Mlp, Model
 
 
 def from_document(table: Mapping[str, Any]) -> Model:
@@ -16,8 +16,13 @@ def from_document(table: Mapping[str, Any]) -> Model:
 
 def _layer(table: Mapping[str, Any]) -> Layer:
     attention, mlp = table["attention"], table["mlp"]
-    latent = "kv_lora_rank" in attention
-    return Layer((LatentAttention if latent else Attention)(**attention), _experts(mlp) or Mlp(**mlp))
+    return Layer(_attention(attention), _experts(mlp) or Mlp(**mlp))
+
+
+def _attention(table: Mapping[str, Any]) -> Attention | LatentAttention | LinearAttention:
+    if "rule" in table:
+        return LinearAttention(**table)
+    return LatentAttention(**table) if "kv_lora_rank" in table else Attention(**table)
 
 
 def _experts(table: Mapping[str, Any]) -> Experts | None:

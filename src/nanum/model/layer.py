@@ -83,6 +83,42 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
+class LinearAttention:
+    """Attention by a state [key_head_dim, value_head_dim] of each head, which does not grow with the sequence; its
+    output is normed and gated by a projection of the input.
+
+    - delta: the gated delta rule (Yang et al. 2024, arXiv 2412.06464; Qwen3-Next): queries, keys and values pass a
+      short convolution over `convolved` tokens, and a token writes and forgets as two more numbers of each head say;
+    - lightning: a decay that each head has for good (MiniMax-01, arXiv 2501.08313).
+    """
+
+    rule: Literal["delta", "lightning"]
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    convolved: int = 0
+    dropout: float = 0.0
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.num_value_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.num_key_heads
+
+    @property
+    def head_dim(self) -> int:
+        """The larger of a head's two."""
+        return max(self.key_head_dim, self.value_head_dim)
+
+    @property
+    def rotary_dim(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
 class Mlp:
     """A feed-forward block: `down(act(gate) * up)` when gated, `down(act(up))` otherwise."""
 
@@ -116,7 +152,7 @@ class Experts:
 class Layer:
     """One kind of decoder layer."""
 
-    attention: Attention | LatentAttention
+    attention: Attention | LatentAttention | LinearAttention
     mlp: Mlp | Experts
 
     @property

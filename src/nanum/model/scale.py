@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from nanum.errors import Refused
-from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
+from nanum.model import Attention, Experts, LatentAttention, Layer, LinearAttention, Mlp, Model
 
 LEAST_HEAD_DIM = 8
 MULTIPLE = 8  # of a feed-forward block's width, or a rank's
@@ -49,7 +49,10 @@ def _width(size: int, ratio: Fraction) -> int:
     return size if ratio == 1 else max(MULTIPLE, round(size * ratio / MULTIPLE) * MULTIPLE)
 
 
-def _attention(a: Attention | LatentAttention, ratio: Fraction, hidden: int, name: str) -> Attention | LatentAttention:
+AnyAttention = Attention | LatentAttention | LinearAttention
+
+
+def _attention(a: AnyAttention, ratio: Fraction, hidden: int, name: str) -> AnyAttention:
     if isinstance(
         a, LatentAttention
     ):  # heads stay as large as they are: it is their number that hidden sizes differ in
@@ -60,6 +63,9 @@ def _attention(a: Attention | LatentAttention, ratio: Fraction, hidden: int, nam
             kv_lora_rank=_width(a.kv_lora_rank, ratio),
         )
     groups = a.num_attention_heads // a.num_key_value_heads
+    if isinstance(a, LinearAttention):
+        keys = max(1, int(a.num_key_heads * ratio))
+        return replace(a, num_key_heads=keys, num_value_heads=keys * groups)
     fits = (
         kv
         for kv in range(min(a.num_key_value_heads, hidden // (LEAST_HEAD_DIM * groups)), 0, -1)

@@ -7,7 +7,7 @@ from typing import Any
 from nanum.cluster import Cluster
 from nanum.job import Job
 from nanum.layout import AXES, REGROUPED, Layout
-from nanum.model import Experts, LatentAttention, Model
+from nanum.model import Experts, LatentAttention, LinearAttention, Model
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide
 
 
@@ -104,4 +104,14 @@ LATENT_RING = Rule(
     ),
 )
 
-OF_EXPERTS = (NO_EXPERTS, EXPERTS, RANKS, WIDTHS, TOKENS, ORDER, LATENT_RING)
+LINEAR_CONTEXT = Rule(
+    "linear attention over context-parallel ranks",
+    lambda model, job, cluster, layout: (
+        (layout.cp > 1) & any(isinstance(layer.attention, LinearAttention) for layer in model.kinds)
+    ),
+    lambda model, job, cluster, layout: (
+        f"cp={layout.cp} would pass the state of {model.name}'s linear attention from rank to rank: not modelled"
+    ),
+)
+
+OF_EXPERTS = (NO_EXPERTS, EXPERTS, RANKS, WIDTHS, TOKENS, ORDER, LATENT_RING, LINEAR_CONTEXT)

@@ -8,7 +8,7 @@ from typing import Any
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout
-from nanum.model import Attention, Experts, LatentAttention, Model
+from nanum.model import Attention, Experts, LatentAttention, LinearAttention, Model
 
 STEPS = 4
 
@@ -23,6 +23,7 @@ def not_run(model: Model, job: Job, layout: Layout) -> list[str]:
         f"positions by {model.position}": model.position == "alibi",
         "dropout": any(a.dropout for a in attentions) or model.hidden_dropout > 0,
         f"a window shorter than seq_len={job.seq_len}": any(a.window and a.window < job.seq_len for a in plain),
+        "linear attention": any(isinstance(a, LinearAttention) for a in attentions),
         "sinks": any(a.sinks for a in plain),
         "parts of heads that turn in some layers alone": len({a.rotary_dim for a in attentions} - {0}) > 1,
         "latent attention whose values are not as wide as its keys": any(a.v_head_dim != a.head_dim for a in latent),

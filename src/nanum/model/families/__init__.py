@@ -11,11 +11,11 @@ from nanum.model.keys import Family
 MODULES = {
     "gpt": ("gpt2", "gptj", "gpt_bigcode"),
     "llama": ("llama", "mistral", "internlm2", "smollm3", "mixtral", "llama4_text"),
-    "qwen": ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"),
+    "qwen": ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next"),
     "deepseek": ("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe"),
     "gemma": ("gemma", "gemma2", "gemma3_text"),
     "phi": ("phi", "phi3", "phimoe"),
-    "others": ("olmo", "olmo2", "olmoe", "gpt_oss", "starcoder2", "nemotron"),
+    "others": ("minimax_m1", "olmo", "olmo2", "olmoe", "gpt_oss", "starcoder2", "nemotron"),
     "neox": ("gpt_neox", "opt", "bloom", "mpt", "falcon"),
 }
 """Which file states which types: a model waits for its own alone."""
@@ -24,7 +24,7 @@ TEXT_PARTS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Models of text and images, whose text part alone is modelled: a table of its own in their config."""
 NOT_YET = {
     **dict.fromkeys(("bert", "roberta", "t5", "vit", "distilbert", "albert", "electra", "modernbert"), "an encoder"),
-    **dict.fromkeys(("qwen3_next", "minimax", "minimax_m1"), "linear attention"),
+    **dict.fromkeys(("minimax", "kimi_linear", "ring_linear"), "another linear attention"),
     **dict.fromkeys(("mamba", "mamba2", "jamba", "bamba", "zamba2", "nemotron_h"), "a state space"),
 }
 """Types that are known, and what of them is not modelled yet."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from nanum.model import Model
 from nanum.model.families.decoder import (
+    FULL,
     ROTARY_SHARE,
     WINDOW,
     WINDOWED,
@@ -12,6 +15,8 @@ from nanum.model.families.decoder import (
     decoder_keys,
     fits,
     gated,
+    head_dim,
+    one_for_each_layer,
     sliding,
     ungated,
 )
@@ -20,6 +25,7 @@ from nanum.model.keys import (
     ACTIVATION,
     EXPERTS,
     FLAG,
+    FLAGS,
     HEAD_DIM,
     HEADS,
     INTERMEDIATE,
@@ -28,8 +34,10 @@ from nanum.model.keys import (
     Family,
     Values,
     only,
+    whole,
+    words,
 )
-from nanum.model.layer import Experts, Layer
+from nanum.model.layer import Experts, Layer, LinearAttention
 from nanum.model.pattern import layers
 
 
@@ -77,7 +85,42 @@ def _nemotron(v: Values, name: str, source: str) -> Model:
     return decoder(v, name, source, attention=kind, mlp=ungated(v, bias=v["mlp_bias"]), norm="layer_norm")
 
 
+def _minimax(v: Values, name: str, source: str) -> Model:
+    """Seven layers of lightning attention to one that sees all, as a list says, by 0 and 1."""
+    experts = Experts(v["num_local_experts"], v["num_experts_per_tok"], gated(v))
+    full = attention(v, rotary=v["rotary_dim"])
+    heads, size = v["num_attention_heads"], full.head_dim
+    lightning = LinearAttention("lightning", heads, heads, size, size)
+    if v["layer_types"] is not None:
+        whole = [kind == FULL for kind in v["layer_types"]]
+    else:
+        whole = [flag == 1 for flag in v["attn_type_list"] or ()] or [i % 8 == 7 for i in range(v["num_hidden_layers"])]
+    return decoder(v, name, source, **layers(whole, lambda sees_all: Layer(full if sees_all else lightning, experts)))
+
+
+def _fits_minimax(v: Values) -> Iterator[str]:
+    yield from fits(v)
+    if v["attn_type_list"]:
+        yield from one_for_each_layer(v, "attn_type_list")
+    if v["rotary_dim"] is not None and (v["rotary_dim"] % 2 or v["rotary_dim"] > head_dim(v)):
+        yield f"rotary_dim={v['rotary_dim']} is odd, or more than a head has: {head_dim(v)}"
+
+
+MINIMAX = Family(
+    decoder_keys(
+        max_position_embeddings=POSITIONS.or_(2048),
+        num_local_experts=EXPERTS.or_(8),
+        num_experts_per_tok=EXPERTS.or_(2),
+        rotary_dim=HEAD_DIM,
+        attn_type_list=FLAGS,
+        layer_types=words(FULL, "linear_attention"),
+        shared_intermediate_size=whole(0, 0).or_(0),
+    ),
+    _minimax,
+    _fits_minimax,
+)
 FAMILIES = {
+    "minimax_m1": MINIMAX,
     "olmo": Family(decoder_keys(attention_bias=FLAG), _olmo, fits),
     "olmo2": Family(decoder_keys(attention_bias=FLAG), _olmo2, fits),
     "olmoe": Family(
