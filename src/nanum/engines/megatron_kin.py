@@ -44,7 +44,7 @@ def _of_2021(stated: Conventions, job: Job) -> Conventions:
     """Apex's fused norm and optimizer, and kernels that the JIT makes of bias, GELU and dropout; a loss of three
     reductions.
     """
-    return replace(stated, fused=frozenset({"norm", "activation", "optimizer"}), loss_reductions=3)
+    return replace(stated, fused=frozenset({"norm", "activation", "optimizer"}), loss_reductions=3, stand_ins=False)
 
 
 def _of_deepspeed(stated: Conventions, job: Job) -> Conventions:
@@ -71,4 +71,15 @@ ZERO_BUBBLE = replace(
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv"),
 )
 BRIDGE = replace(MEGATRON, layers_of_stage=equal_or_weighed, rules=UNEVEN)
-SIMUMAX: Engine = replace(MEGATRON, version="core 0.14 (23e00ed), Transformer Engine 2.11")
+
+
+def _loss_of_te(stated: Conventions, job: Job) -> Conventions:
+    """`--cross-entropy-loss-fusion --cross-entropy-fusion-impl te` with Transformer Engine before 2.16: the gradient is
+    written over the logits in forward (pytorch/triton/cross_entropy.py).
+    """
+    return replace(stated, loss_kernel="in_place")
+
+
+SIMUMAX: Engine = replace(
+    MEGATRON, version="core 0.14 (23e00ed), Transformer Engine 2.11 and its loss", conventions=_changed(_loss_of_te)
+)
