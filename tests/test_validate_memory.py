@@ -1,4 +1,5 @@
-"""Memory of Megatron-LM on eight B200, as SimuMax's runs report it: PyTorch's peak allocated, on every rank.
+"""Memory as published runs report it. Most here are of Megatron-LM on eight B200, in SimuMax's runs: PyTorch's peak
+allocated, on every rank.
 
 Their settings are in docs/b200/b200_real_repro_guide.md of github.com/MooreThreads/SimuMax (Megatron-LM 23e00ed,
 Transformer Engine 2.11). Workspaces of cuBLAS are in what was measured and not in what is predicted: some 0.1 GiB.
@@ -15,6 +16,7 @@ import pytest
 
 from nanum.prediction import Prediction
 from nanum.units import GIB
+from nanum.validate import validate
 from nanum.validate.questions import Question, question_of
 from nanum.validate.rows import SHIPPED, Row, read
 
@@ -90,3 +92,21 @@ def test_experts_and_the_shared_one_share_where_they_are_alike() -> None:
     want = 2 * sum(rows * columns for rows, columns in {*latent, (2 * ffn, h), (h, ffn), (vocabulary, h)})
     p = predicted("simumax-b200-deepseekv3_l4_tp1_ep4_pp2_dp4_mbc4")
     assert want in held(p, "stand-ins for weights' gradients")
+
+
+# --- what others call memory ------------------------------------------------------------------------------------------
+@cache
+def documents(source: str) -> dict[str, Any]:
+    return validate([row for row in rows().values() if row.source == source and row["measured.memory_def"]])
+
+
+@pytest.mark.parametrize(("source", "most", "half"), [("bs176", 0.10, 0.10), ("jz", 0.17, 0.10), ("titan", 0.10, 0.10)])
+def test_means_and_medians_of_others(source: str, most: float, half: float) -> None:
+    """Of the device and of what is reserved: little is modelled of what the caching allocator does."""
+    found = documents(source)["summary"]["memory_bytes"]
+    assert found["mape"] < most
+    assert found["median"] < half
+
+
+def test_runs_that_did_not_fit_are_predicted_not_to() -> None:
+    assert documents("bs176")["summary"]["memory_bytes"]["oom"] == {"n": 2, "right": 2}

@@ -77,6 +77,11 @@ class Conventions:
         "cross_entropy"  # PyTorch's; the fp32 softmax is kept and becomes its gradient; the logits become it
     )
     stand_ins: bool = False  # an empty tensor for each shape of a weight, kept: see `parallel.stand_ins`
+    flat_copies: tuple[int, int, int] = (
+        0,
+        0,
+        0,
+    )  # bytes beside flat buffers: an element, a shard's element, and in all
     stored_as_one: tuple[tuple[str, ...], ...] = ()  # weights that are one matrix together, by their rows
     stage_keeps_output: bool = (
         True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)

@@ -47,13 +47,24 @@ def _of_2021(stated: Conventions, job: Job) -> Conventions:
     return replace(stated, fused=frozenset({"norm", "activation", "optimizer"}), loss_reductions=3, stand_ins=False)
 
 
+IPG_BYTES = 2 * 500_000_000
+"""A bucket of half-precision gradients on their way (`reduce_bucket_size`, 5e8 elements)."""
+
+
 def _of_deepspeed(stated: Conventions, job: Job) -> Conventions:
-    """DeepSpeed's optimizer beside that: fp16 gradients stay fp16 (DeepSpeed's `FP16_DeepSpeedZeroOptimizer`), those of
-    bf16 are added in fp32 (its `BF16_Optimizer`).
+    """DeepSpeed's optimizers beside that. ZeRO-1 keeps fp16 gradients in fp16; its step flattens a rank's shard of them
+    and makes that fp32, each in one piece (runtime/zero/stage_1_and_2.py: `step`). PyTorch's caching allocator finds no
+    room for such a piece in what smaller tensors have left, since segments do not merge, and never gives it back: what
+    the device shows has it all along. bf16 gradients are added into fp32 ones of the whole rank, and stay until a
+    backward has ended (runtime/bf16_optimizer.py).
     """
-    kept = "fp16" if job.precision == "fp16" else "fp32"
-    numerics = Numerics(job.precision, job.precision, kept, States(job.optimizer, "fp32", masters=True))
-    return replace(_of_2021(stated, job), numerics=numerics)
+    fp16 = job.precision == "fp16"
+    numerics = Numerics(job.precision, job.precision, "fp16" if fp16 else "fp32", _states(job))
+    return replace(_of_2021(stated, job), numerics=numerics, flat_copies=(0, 2 + 4, IPG_BYTES) if fp16 else (2, 0, 0))
+
+
+def _states(job: Job) -> States:
+    return States(job.optimizer, "fp32", masters=True)
 
 
 OF_2021 = replace(

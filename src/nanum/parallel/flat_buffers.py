@@ -163,7 +163,11 @@ class FlatBuffers:
             for shape in each[part].stand_ins
         )
         size = stand_in_bytes(found, self.conventions.numerics.compute_dtype)
-        return [Held("buffers", size, "stand-ins for weights' gradients")]
+        each, of_shard, constant = self.conventions.flat_copies
+        copies = constant + sum(
+            each * chunk._total("elements") + of_shard * chunk._total("shard_elements") for chunk in chunks
+        )
+        return [Held("buffers", size, "stand-ins for weights' gradients"), Held("buffers", copies, "flat copies")]
 
     @property
     def _states_bytes(self) -> Any:
