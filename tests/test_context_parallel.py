@@ -235,7 +235,7 @@ def test_the_structure_follows_the_sizes() -> None:
         ("torch", {"cp": 2, "attention": "eager"}, "cp=2 by a ring puts a flash kernel's results together"),
         ("torch", {"cp": 2, "zero": 0}, "cp=2 leaves gradients that are sums over its ranks"),
         ("torchtitan", {"cp": 2, "zero": 0}, "FSDP2 is what reduces over cp=2"),
-        ("megatron", {"cp": 2}, "cp=2: megatron's context parallelism"),
+        ("megatron", {"cp": 2}, "cp=2 by --cp-kind ring: of megatron's ways"),
     ],
 )
 def test_an_impossible_layout_is_refused_in_the_users_words(engine: str, given: dict[str, Any], said: str) -> None:

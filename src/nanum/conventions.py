@@ -79,6 +79,16 @@ class Conventions:
     recompute_stops_early: bool  # at the last tensor that backward needs (torch), or the whole forward again (Megatron)
     selective: Kept  # by selective recompute
     grads_resident: bool  # gradients live in a buffer for the whole run, and matmuls add into it
+    loss_kernel: Literal["cross_entropy", "softmax", "in_place"] = (
+        "cross_entropy"  # PyTorch's; the fp32 softmax is kept and becomes its gradient; the logits become it
+    )
+    stand_ins: bool = False  # an empty tensor for each shape of a weight, kept: see `parallel.stand_ins`
+    flat_copies: tuple[int, int, int] = (
+        0,
+        0,
+        0,
+    )  # bytes beside flat buffers: an element, a shard's element, and in all
+    stored_as_one: tuple[tuple[str, ...], ...] = ()  # weights that are one matrix together, by their rows
     stage_keeps_output: bool = (
         True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)
     )
@@ -106,5 +116,6 @@ class Conventions:
     syncs_last: bool = False  # gradients are reduced over data ranks in the last micro-batch alone, pipelined or not
     reduces_whole: bool = False  # a flat dim's gradients are all-reduced over ZeRO's ranks, which update but a share
     buckets: Buckets = Buckets()
+    slots_sorted: bool = False  # slots that arrive are copied in the experts' order, and back before they are returned
     bucket_elements: int = 0  # of a flat buffer: 0 is one exchange a unit
     bucket_bytes: tuple[int, int] = (0, 0)  # of DDP: what closes the first bucket, and what the others

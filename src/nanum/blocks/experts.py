@@ -38,6 +38,10 @@ def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
     slots = spread(t, choice)
     if when == "before":
         slots = scaled(t, slots, choice)
+    sent = slots
+    if t.conventions.slots_sorted:
+        arrived = t.resharded(slots, _at_experts(t, slots))
+        slots = pointwise(t, "sort_slots", (arrived,), saves=False)
     split: Split = {"E": ("ep",), "F": ("etp",)} if t.own_experts else {"F": t.tp} if t.tp else {}
     column = partial(_column, t, slots, split, e.expert)
     inner = _inner(t, e.expert, column)
@@ -46,8 +50,19 @@ def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
     out = expert_linear(t, inner, "expert_down", "D", "F", split, bias=e.expert.bias)
     if when == "after":
         out = scaled(t, t.resharded(out, choice.slots), choice)
+    if t.conventions.slots_sorted:
+        out = pointwise(t, "unsort_slots", (out,), saves=False)
     y = combine(t, out, choice)
+    if t.conventions.slots_sorted:
+        t.frame(sent, arrived, out)  # names in one frame (core/transformer/moe/moe_layer.py: custom_forward)
     return y if e.shared is None else residual(t, y, _shared(t, h, e, e.shared, splits))
+
+
+def _at_experts(t: Tape, slots: Tensor) -> Split:
+    """How slots lie where their experts are: ranks that share an expert have the same."""
+    shared = ("ep", "etp") if t.own_experts else ("tp",)
+    rows = tuple(axis for axis in slots.split["N"] if axis not in shared)
+    return {"E": ("ep",), "N": rows} if t.own_experts else {"N": rows}
 
 
 def _column(t: Tape, slots: Tensor, split: Split, expert: Mlp, name: str) -> Tensor:

@@ -3,7 +3,9 @@
 Read at Megatron-LM d98e8a6 (core 0.20.0): tensor_parallel/layers.py (a sequence-parallel input is gathered again in
 backward), cross_entropy.py (a vocabulary-parallel loss), distributed/ (buffers, buckets of at least max(40e6, 1e6 x dp)
 elements, exchanged during the last backward), pipeline_parallel/schedules.py (its interleaved schedule), transformer/
-(fused kernels), arguments.py. bf16 parameters, fp32 main gradients, fp32 master weights.
+(fused kernels), arguments.py. bf16 parameters, fp32 main gradients, fp32 master weights. What its kernels hold is
+Transformer Engine's: an empty tensor for each shape of a weight in the place of its gradient, which is in the buffer.
+Its own loss keeps an fp32 softmax, whatever tp.
 """
 
 from __future__ import annotations
@@ -17,6 +19,14 @@ from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
 from nanum.states import States
+
+STORED_AS_ONE = (
+    ("wq", "wq_gate", "wk", "wv"),
+    ("gate", "up"),
+    ("shared_gate", "shared_up"),
+    ("expert_gate", "expert_up"),
+)
+"""linear_qkv and linear_fc1 (core/transformer/attention.py, mlp.py)."""
 
 
 def numerics(job: Job) -> Numerics:
@@ -34,6 +44,9 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         tp_grads_at_once=False,
         loss_parallel=True,
         loss_reductions=2,
+        loss_kernel="softmax",
+        stand_ins=structure.zero < 2,
+        stored_as_one=STORED_AS_ONE,
         recompute_stops_early=False,
         selective=Kept(rerun=ATTENTION_CORE),
         grads_resident=structure.zero < 2,
@@ -45,6 +58,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         backward_reshards=True,  # Megatron-FSDP
         values_are_views=False,  # multi_latent_attention.py makes them contiguous
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
+        slots_sorted=True,  # token_dispatcher.py: dispatch_postprocess, combine_preprocess
     )
 
 
@@ -101,11 +115,11 @@ RULES = (
         lambda model, job, cluster, layout: "--optimizer muon is not for --precision fp16 (megatron)",
     ),
     Rule(
-        "megatron's context parallelism is not modelled yet",
-        lambda model, job, cluster, layout: layout.cp > 1,
+        "megatron's context parallelism by a ring or a gather is not modelled yet",
+        lambda model, job, cluster, layout: (layout.cp > 1) & (layout.structure.cp_kind != "ulysses"),
         lambda model, job, cluster, layout: (
-            f"cp={layout.cp}: megatron's context parallelism (the rings of Transformer Engine) is not modelled yet; "
-            "torchtitan and torch have it"
+            f"cp={layout.cp} by --cp-kind {layout.structure.cp_kind}: of megatron's ways its a2a is modelled, which is "
+            "--cp-kind ulysses; torchtitan and torch have the others"
         ),
     ),
     eager_rule("megatron", "its kernels are fused by themselves"),

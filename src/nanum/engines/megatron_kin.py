@@ -44,16 +44,27 @@ def _of_2021(stated: Conventions, job: Job) -> Conventions:
     """Apex's fused norm and optimizer, and kernels that the JIT makes of bias, GELU and dropout; a loss of three
     reductions.
     """
-    return replace(stated, fused=frozenset({"norm", "activation", "optimizer"}), loss_reductions=3)
+    return replace(stated, fused=frozenset({"norm", "activation", "optimizer"}), loss_reductions=3, stand_ins=False)
+
+
+IPG_BYTES = 2 * 500_000_000
+"""A bucket of half-precision gradients on their way (`reduce_bucket_size`, 5e8 elements)."""
 
 
 def _of_deepspeed(stated: Conventions, job: Job) -> Conventions:
-    """DeepSpeed's optimizer beside that: fp16 gradients stay fp16 (DeepSpeed's `FP16_DeepSpeedZeroOptimizer`), those of
-    bf16 are added in fp32 (its `BF16_Optimizer`).
+    """DeepSpeed's optimizers beside that. ZeRO-1 keeps fp16 gradients in fp16; its step flattens a rank's shard of them
+    and makes that fp32, each in one piece (runtime/zero/stage_1_and_2.py: `step`). PyTorch's caching allocator finds no
+    room for such a piece in what smaller tensors have left, since segments do not merge, and never gives it back: what
+    the device shows has it all along. bf16 gradients are added into fp32 ones of the whole rank, and stay until a
+    backward has ended (runtime/bf16_optimizer.py).
     """
-    kept = "fp16" if job.precision == "fp16" else "fp32"
-    numerics = Numerics(job.precision, job.precision, kept, States(job.optimizer, "fp32", masters=True))
-    return replace(_of_2021(stated, job), numerics=numerics)
+    fp16 = job.precision == "fp16"
+    numerics = Numerics(job.precision, job.precision, "fp16" if fp16 else "fp32", _states(job))
+    return replace(_of_2021(stated, job), numerics=numerics, flat_copies=(0, 2 + 4, IPG_BYTES) if fp16 else (2, 0, 0))
+
+
+def _states(job: Job) -> States:
+    return States(job.optimizer, "fp32", masters=True)
 
 
 OF_2021 = replace(
@@ -71,4 +82,15 @@ ZERO_BUBBLE = replace(
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv"),
 )
 BRIDGE = replace(MEGATRON, layers_of_stage=equal_or_weighed, rules=UNEVEN)
-SIMUMAX: Engine = replace(MEGATRON, version="core 0.14 (23e00ed), Transformer Engine 2.11")
+
+
+def _loss_of_te(stated: Conventions, job: Job) -> Conventions:
+    """`--cross-entropy-loss-fusion --cross-entropy-fusion-impl te` with Transformer Engine before 2.16: the gradient is
+    written over the logits in forward (pytorch/triton/cross_entropy.py).
+    """
+    return replace(stated, loss_kernel="in_place")
+
+
+SIMUMAX: Engine = replace(
+    MEGATRON, version="core 0.14 (23e00ed), Transformer Engine 2.11 and its loss", conventions=_changed(_loss_of_te)
+)

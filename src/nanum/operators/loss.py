@@ -6,13 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nanum.conventions import ITEMSIZE
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
 
 
 def cross_entropy(t: Tape, logits: Tensor) -> None:
     """Ends the forward pass. The mark `pre_backward` is where a root unit's weights are gathered again."""
-    if any(logits.split.get("V", ())):
+    kernel = t.conventions.loss_kernel
+    if kernel == "in_place":
+        _in_place(t, logits)
+    elif kernel == "softmax" or any(logits.split.get("V", ())):
         _vocab_parallel(t, logits)
     elif "loss" in t.conventions.fused:
         _fused(t, logits)
@@ -63,7 +67,7 @@ def _vocab_parallel(t: Tape, logits: Tensor) -> None:
     for i in range(sums):
         # Two of the three are sent as one where the engine fuses them: the same bytes in fewer calls.
         dims = ("B", "S", "pair") if i == 1 and sums == 2 else ("B", "S")
-        part = Tensor("loss_rows", dims, rows, "fp32", logits.split["V"])
+        part = Tensor("loss_rows", dims, rows, "fp32", logits.split.get("V", ()))
         t.emit("loss_rows", (wide,), (part,))
         t.move(part, rows, what="loss")
     softmax = t.kernel("softmax", (wide,), wide) if t.conventions.dtensor else wide
@@ -79,6 +83,28 @@ def _vocab_parallel(t: Tape, logits: Tensor) -> None:
         if t.half:
             d = t.kernel("to_half", (d,), logits, t.dtype)
         t.add_grad(logits, d)
+
+    _end(t, logits, loss, seed, transpose)
+
+
+def _in_place(t: Tape, logits: Tensor) -> None:
+    """Transformer Engine's: each rank's largest logit, sum of exponentials and target's logit are gathered (three fp32
+    numbers a token), and the gradient is written over the logits, in forward (pytorch/triton/cross_entropy.py).
+    """
+    loss, seed = (t.buffer(name, 4) for name in ("loss", "seed"))
+    rows = {d: axes for d, axes in logits.split.items() if d != "V"}
+    size = t.shapes.elements(("B", "S"), rows) * 3 * ITEMSIZE["fp32"]
+    t.emit("online_softmax", (logits,), (part := t.buffer("loss_rows", size),))
+    axes = logits.split.get("V", ())
+    if axes:
+        whole = t.buffer("loss_rows", size * t.shapes.ranks(axes))
+        t.exchange("all_gather", axes, part, whole, what="loss")
+        part = whole
+    t.emit("cross_entropy_in_place", (logits, part), (loss,))
+
+    def transpose() -> None:
+        t.emit("scale_in_place", (logits,), ())
+        t.add_grad(logits, logits)
 
     _end(t, logits, loss, seed, transpose)
 

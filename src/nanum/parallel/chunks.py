@@ -38,8 +38,11 @@ class Drops(Protocol):
 
 @runtime_checkable
 class Together(Protocol):
-    """One that reduces the gradients of a chunk apart from its last backward, and updates all chunks at once."""
+    """One that reduces the gradients of a chunk apart from its last backward, and updates all chunks at once; what it
+    holds `once` is the rank's.
+    """
 
+    def once(self, chunks: Sequence[Any]) -> list[Node]: ...
     def reduce(self) -> list[Node]: ...
     def update(self, chunks: Sequence[Any]) -> list[Node]: ...
 
@@ -102,7 +105,9 @@ class RankStep:
         """What is held before a step, and after it. Tokens that two stages read are there once."""
         read = max(self.chunks, key=lambda chunk: int(chunk.ids.bytes))
         batch = Repeat(read.position.num_microbatches, (read.ids, *(chunk.received for chunk in self.chunks)))
-        return (*(node for chunk in self.chunks for node in chunk.resident), batch)
+        data = [chunk.actions.data for chunk in self.chunks]
+        shared = data[0].once(data) if isinstance(data[0], Together) else []
+        return (*(node for chunk in self.chunks for node in chunk.resident), *shared, batch)
 
     def _walk(self) -> Iterator[tuple[Turn, tuple[Node, ...]]]:
         there = dict.fromkeys(range(len(self.chunks)), False)

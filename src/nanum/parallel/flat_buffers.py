@@ -24,6 +24,7 @@ from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Around, Chain, Each, Half
 from nanum.parallel.places import Direction, Part, Place
+from nanum.parallel.stand_ins import Shape, stand_in_bytes, stand_in_shapes
 from nanum.parallel.units import Matrices, hidden_matrices, orthogonalized, zero_axes
 from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Wait
 from nanum.sharding import EXPERT_ZERO_AXES, ZERO_AXES, Shapes, Tensor, reshard
@@ -42,6 +43,7 @@ class Buffer:
     sizes: tuple[Any, ...]  # elements of each tensor, in order
     states_bytes: Any  # of the optimizer's states for all of them
     matrices: Matrices  # rows and columns of those between activations
+    stand_ins: tuple[Shape, ...]  # of gradients that are in the buffer already
 
     @property
     def matrix_elements(self) -> Any:
@@ -58,6 +60,7 @@ class Buffer:
             tuple(take(q) * presence for q in self.sizes),
             take(self.states_bytes) * presence,
             tuple((take(k), take(rows), take(columns)) for k, rows, columns in self.matrices),
+            tuple((take(rows) * presence, take(columns) * presence) for rows, columns in self.stand_ins),
         )
 
     def __add__(self, other: Buffer) -> Buffer:
@@ -73,6 +76,7 @@ class Buffer:
             (*self.sizes, *other.sizes),
             self.states_bytes + other.states_bytes,
             (*self.matrices, *other.matrices),
+            (*self.stand_ins, *other.stand_ins),
         )
 
 
@@ -119,7 +123,8 @@ def buffer(
         (m,) = reshard(at_rest, {})[1]
         gather = collective(flat, m.kind, m.axes, m.before, m.after, "forward", "params")
     shard, matrices = flat.elements(("flat",), cut), hidden_matrices(shapes, weights)
-    return Buffer(gather, reduce, elements, shard, transient, pending_tp, tuple(sizes), states, matrices)
+    stand_ins = stand_in_shapes(shapes, weights, conventions)
+    return Buffer(gather, reduce, elements, shard, transient, pending_tp, tuple(sizes), states, matrices, stand_ins)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +152,22 @@ class FlatBuffers:
             Held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
             Held("optimizer_states", self._states_bytes, "optimizer states"),
         ]
+
+    def once(self, chunks: Sequence[FlatBuffers]) -> list[Node]:
+        """What a rank has besides, whatever the number of its chunks."""
+        found = (
+            (count, shape)
+            for chunk in chunks
+            for each in chunk.buffers
+            for part, count in chunk.chain.counted()
+            for shape in each[part].stand_ins
+        )
+        size = stand_in_bytes(found, self.conventions.numerics.compute_dtype)
+        each, of_shard, constant = self.conventions.flat_copies
+        copies = constant + sum(
+            each * chunk._total("elements") + of_shard * chunk._total("shard_elements") for chunk in chunks
+        )
+        return [Held("buffers", size, "stand-ins for weights' gradients"), Held("buffers", copies, "flat copies")]
 
     @property
     def _states_bytes(self) -> Any:

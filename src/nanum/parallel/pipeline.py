@@ -6,9 +6,9 @@ of a pipeline leaves them gathered. Walking the order with that state yields PyT
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -41,6 +41,13 @@ class InHalves(Protocol):
     """A data-parallel engine whose backward can be split."""
 
     def backward(self, *, gathers: bool, first: bool, last: bool, half: Half) -> list[Node]: ...
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """One that holds something which a rank's chunks share."""
+
+    def once(self, chunks: Sequence[Any]) -> list[Node]: ...
 
 
 Runs = tuple[tuple[Any, tuple[str, ...]], ...]
@@ -210,11 +217,12 @@ def step(
     ways = (stage.onward + stage.back + stage.hands_on + stage.takes) * conventions.stage_keeps_buffers
     received = Held("buffers", chain.output_bytes * ways, "received")
     ends = _let_go(chain, conventions, structure)
+    shared = data.once([data]) if alone and isinstance(data, Shares) else []
     output = Held("activations", chain.output_bytes * stage.onward, "sent output")
     lingers = _lingers(position, conventions, structure), output
     return Step(
-        (*data.resident(), tables), ids, received, ends, lingers, actions, runs, tuple(end), send, position, layout,
-        (*(g.count for g in stage.groups), stage.embeds, stage.heads),
+        (*data.resident(), *shared, tables), ids, received, ends, lingers, actions, runs, tuple(end), send, position,
+        layout, (*(g.count for g in stage.groups), stage.embeds, stage.heads),
     )  # fmt: skip
 
 

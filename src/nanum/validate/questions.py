@@ -168,7 +168,7 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
         return None
     zero = source.zero if row["layout.zero_stage"] is None else row["layout.zero_stage"]
     reshard = True if source.reshard is None else source.reshard
-    if source.engine == "torchtitan":
+    if source.fully_shards:
         if zero == 2:
             zero, reshard = 3, False
         elif source.reshard is None:
@@ -191,7 +191,7 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
 def _cp_kind(row: Row, source: Source) -> Literal["ring", "allgather", "ulysses"]:
     if "a2a" in (row["overlap"] or ""):
         return "ulysses"
-    return "allgather" if source.engine == "torchtitan" else "ring"
+    return "allgather" if source.fully_shards else "ring"
 
 
 def _schedule(row: Row, pp: int, why: list[str]) -> tuple[Schedule | None, int]:

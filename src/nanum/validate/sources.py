@@ -10,6 +10,7 @@ from typing import Literal
 from nanum import engines
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
+from nanum.engines.torchtitan_kin import TORCHTITAN_2024
 from nanum.job import Precision
 from nanum.layout import Recompute
 
@@ -38,6 +39,10 @@ class Source:
         return engines.load(self.engine) if isinstance(self.engine, str) else self.engine
 
     @property
+    def fully_shards(self) -> bool:
+        return "torchtitan" in (self.engine if isinstance(self.engine, str) else self.engine.name)
+
+    @property
     def code(self) -> str:
         """Whose code, by name and version."""
         if isinstance(self.engine, str):
@@ -50,6 +55,7 @@ NO_OVERLAP = "gradients are reduced beside the last backward; its own were reduc
 LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
 OMNI_PATH = "four Omni-Path links of 100 Gb/s a node (JeanZay)"
 NVIDIA_SMI = "memory is what nvidia-smi shows, in GiB"
+CLOCK = "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W: its clock is not lowered here"
 DEEPSPEED_3D = "Megatron-DeepSpeed: no Transformer Engine; layers that do not divide go to the first stages"
 
 _VTRAIN = Source(
@@ -73,12 +79,19 @@ _SIMUMAX = Source(
     zero=1,
 )  # fmt: skip
 _TITAN = Source(
-    "torchtitan", "llama",
-    ("today's torchtitan, where it was 2024's and 2025's", "asynchronous tensor parallelism is not modelled",
-     "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W: its clock is not lowered here",
-     "memory is the peak that PyTorch reserved"),
+    TORCHTITAN_2024, "llama",
+    (CLOCK, "memory is the peak that PyTorch reserved; pools of streams, which do not share, are not modelled"),
     zero=3,
 )  # fmt: skip
+_TITAN_2025 = replace(
+    _TITAN,
+    engine="torchtitan",
+    assumed=(
+        "today's torchtitan, where it was 2025's",
+        "asynchronous tensor parallelism is not modelled",
+        *_TITAN.assumed[:1],
+    ),
+)
 
 SOURCES: dict[str, Source] = {
     "vtrain/single": _VTRAIN,
@@ -88,7 +101,7 @@ SOURCES: dict[str, Source] = {
     "simumax/dense": _SIMUMAX,
     "simumax/moe": _SIMUMAX,
     "titan": _TITAN,
-    "titan25": _TITAN,
+    "titan25": _TITAN_2025,
     "mpt": Source(
         "torchtitan", "gpt without dropout",
         ("llm-foundry's FSDP1, taken for torchtitan's FSDP2; SHARD_GRAD_OP (ZeRO-2) is FSDP2 without resharding",

@@ -1,0 +1,25 @@
+"""torchtitan as runs that others published had it. It is asked for by `validate` alone.
+
+Read at torchtitan ba24697 (19 December 2024, when benchmarks/llama3_h100_202412_torchtitan.md was measured):
+parallelisms/parallelize_llama.py (`fully_shard` on each layer and on the model, so that embedding, norm and head are the
+root's; torch.compile on each layer), train.py (the loss is not compiled), models/norms.py (an eager RMSNorm),
+optimizer.py (foreach where not asked otherwise).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nanum.conventions import FUSABLE, Conventions
+from nanum.engines.torchtitan import TORCHTITAN, conventions
+from nanum.job import Job
+from nanum.layout import Structure
+from nanum.model import Model
+
+
+def of_2024(model: Model, job: Job, structure: Structure) -> Conventions:
+    fused = FUSABLE - {"loss"} if structure.compile else frozenset()
+    return replace(conventions(model, job, structure), fused=fused, units="root", prefetches_units=False)
+
+
+TORCHTITAN_2024 = replace(TORCHTITAN, version="ba24697 (December 2024)", conventions=of_2024)
