@@ -18,7 +18,7 @@ from typing import Any
 
 from nanum.arrays import most, where
 from nanum.collectives import wire_bytes
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import ITEMSIZE, Conventions, bytes_of
 from nanum.layout import Structure
 from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
@@ -42,6 +42,7 @@ class Buffer:
     sizes: tuple[Any, ...]  # elements of each tensor, in order
     states_bytes: Any  # of the optimizer's states for all of them
     matrices: Matrices  # rows and columns of those between activations
+    frozen_bytes: Any  # of weights that are not trained, and lie in no buffer
 
     @property
     def matrix_elements(self) -> Any:
@@ -58,6 +59,7 @@ class Buffer:
             tuple(take(q) * presence for q in self.sizes),
             take(self.states_bytes) * presence,
             tuple((take(k), take(rows), take(columns)) for k, rows, columns in self.matrices),
+            take(self.frozen_bytes) * presence,
         )
 
     def __add__(self, other: Buffer) -> Buffer:
@@ -73,6 +75,7 @@ class Buffer:
             (*self.sizes, *other.sizes),
             self.states_bytes + other.states_bytes,
             (*self.matrices, *other.matrices),
+            self.frozen_bytes + other.frozen_bytes,
         )
 
 
@@ -85,7 +88,8 @@ def buffer(
     *,
     experts: bool,
 ) -> Buffer:
-    """Of those weights that lie on experts' own mesh, or of the others: they are exchanged among other ranks.
+    """Of those weights that lie on experts' own mesh, or of the others: they are exchanged among other ranks. Those
+    without a gradient are in no buffer, and whole on each rank (distributed_data_parallel.py: `requires_grad`).
 
     The exchanges are derived from the flat dim's splits: gradients are a pending sum over the data ranks, wanted split
     where ZeRO keeps the optimizer states (or the gradients) split, whole otherwise.
@@ -96,7 +100,13 @@ def buffer(
     pending_tp: Any = 0
     states: Any = 0
     sizes = []
-    weights = tuple(w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES) == experts)
+    frozen: Any = 0
+    here = [w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES) == experts]
+    for w in here:
+        if w not in grads:
+            stored_as = n.stored_dtype(w.dtype, trained=False)
+            frozen = frozen + bytes_of(shapes.elements(w.dims, w.split), stored_as)
+    weights = tuple(w for w in here if w in grads)
     for w in weights:
         size = shapes.elements(w.dims, w.split)
         elements = elements + size
@@ -119,7 +129,7 @@ def buffer(
         (m,) = reshard(at_rest, {})[1]
         gather = collective(flat, m.kind, m.axes, m.before, m.after, "forward", "params")
     shard, matrices = flat.elements(("flat",), cut), hidden_matrices(shapes, weights)
-    return Buffer(gather, reduce, elements, shard, transient, pending_tp, tuple(sizes), states, matrices)
+    return Buffer(gather, reduce, elements, shard, transient, pending_tp, tuple(sizes), states, matrices, frozen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +154,7 @@ class FlatBuffers:
         whole, shard = self._total("elements"), self._total("shard_elements")
         return [
             Held("params", (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype], "parameters"),
+            Held("params", self._total("frozen_bytes"), "frozen parameters"),
             Held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
             Held("optimizer_states", self._states_bytes, "optimizer states"),
         ]
@@ -358,7 +369,7 @@ def sums_at_the_end(
     if structure.tensor == "sequence" and not conventions.tp_grads_at_once:
         # Of the norm weights over tp, in one coalesced call (Megatron-LM: finalize_model_grads.py).
         nodes.append(all_reduce(("tp",), chain.tp, (chain.tp > 1) * 1, tp_grads_elements))
-    if chain.tied_elements is not None and structure.pipelined:
+    if chain.tied_elements is not None and chain.table_trained and structure.pipelined:
         # The two copies of a tied embedding add their gradients, on the first and the last stage.
         ends = sum(each.stage.embeds + each.stage.heads for each in chains)
         nodes.append(all_reduce(("pp",), 2, ends, chain.tied_elements * ends))
