@@ -17,7 +17,7 @@ import numpy as np
 from nanum.arrays import distinct, least
 from nanum.blocks.body import Body, Emitted
 from nanum.blocks.ends import PositionTables, embedding_body, head_body, rotary_angles_bytes
-from nanum.blocks.layer import emit_layer, layer_body, layer_dims
+from nanum.blocks.layer import LayerKinds, emit_layer, layer_body, layer_dims
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
@@ -88,6 +88,7 @@ class Parts:
     shapes: Each[Shapes]
     conventions: Conventions
     structure: Structure
+    layers: LayerKinds
     emitted_layers: tuple[Emitted, ...]
     bodies: Each[Body]
     weights: Weights
@@ -107,7 +108,7 @@ class Parts:
     def table_grad_bytes(self) -> Any:
         """The gradient that the head leaves for the table, which the embedding's is added to."""
         head = self.bodies.head
-        return sum(self.shapes.head.bytes(head.weight_grads[w]) for w in head.weights if w.name == "head")
+        return sum(self.shapes.head.bytes(g) for w, g in head.weight_grads.items() if w.name == "head")
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,13 +212,13 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     layers = engine.layers(model, stages, stage)
     first, last = (stage == 0) * 1, (stage == stages - 1) * 1
     # Where all layers are alike it does not matter which of them a stage has.
-    begins = _layers_before(model, engine, stages, stage) if len(model.kinds) > 1 else 0 * layers
+    begins = _layers_before(model, engine, stages, stage) if len(bodies.parts.layers.kinds) > 1 else 0 * layers
     at = None
     kinds: Any = (layers, begins, first, last, at_body, layout.pp)
     if at_body is not None:
         kinds, at = distinct(kinds)
     layers, begins, first, last, at_body, pp = kinds
-    placed = groups(model.runs, begins, layers)
+    placed = groups(parts.layers.runs, begins, layers)
     onward, back = (_on_this_rank(layout, stage, stage + way) for way in (1, -1))
     where = Stage(placed, first, last, (1 - last) * (1 - onward), (1 - first) * (1 - back), at_body, onward, back)
     sizes = {f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}
@@ -237,6 +238,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
         tables_dtype=tables.dtype,
         tied_elements=where.take(shapes.elements(table.dims, table.split)) if tied else None,
         tied_grad_bytes=where.take(parts.table_grad_bytes) if tied else 0,
+        table_trained=job.trained.ends,
     )
     m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
     if structure.pipelined and structure.schedule in TWO_WAY:
@@ -319,10 +321,12 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     conventions = engine.conventions(model, job, structure)
     mesh, dims = layout.mesh, _dims(model, job, layout, conventions)
     ends = Shapes(mesh, dims, at)
-    shapes = Each(ends, tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at) for kind in model.kinds), ends)
-    given = conventions, structure
+    layers = LayerKinds.of(model, job.trained)
+    shapes = Each(ends, tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at) for kind in layers.kinds), ends)
+    given = conventions, structure, job.trained
     emitted = tuple(
-        emit_layer(model, kind, here, *given) for kind, here in zip(model.kinds, shapes.layers, strict=True)
+        emit_layer(model, kind, here, *given, given_grad=layers.given_grad(i))
+        for i, (kind, here) in enumerate(zip(layers.kinds, shapes.layers, strict=True))
     )
     bodies = Each(
         embedding_body(model, ends, *given),
@@ -332,7 +336,7 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     weights = Weights(
         shapes, conventions, structure.zero, _replicates(structure, engine), structure.own_experts, bodies
     )
-    return Parts(shapes, conventions, structure, emitted, bodies, weights)
+    return Parts(shapes, conventions, structure, layers, emitted, bodies, weights)
 
 
 def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> dict[str, Any]:
@@ -346,6 +350,7 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
         "V": -(-model.vocab_size // multiple) * multiple,
         "P": model.max_position_embeddings + model.unused_positions,
         "W": model.embedding_size or 0,
+        "R": job.trained.lora_rank,
         "pair": 2,
     }
 

@@ -5,14 +5,48 @@ An engine file fills one `Conventions`; every emitter reads it, and none asks fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from nanum.job import Trained
 
 if TYPE_CHECKING:
     from nanum.states import States
 
-ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "bool": 1, "onehot": 0}
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "uint8": 1, "bool": 1, "onehot": 0}
 """Bytes of one element. A one-hot operand (token ids) is never materialised."""
+
+NF4 = "nf4"
+NF4_BLOCK, NF4_SCALES = 64, 256
+"""Elements that share a scale, and scales that share a scale of theirs (QLoRA, arXiv 2305.14314, section 3)."""
+
+
+def bytes_of(elements: Any, dtype: str) -> Any:
+    """Of so many elements. NF4 takes 4 bits each, a scale of 8 bits for each block, and an fp32 one for each 256 of
+    these: 8/64 + 32/(64 * 256) = 0.127 bits more, as the paper counts them.
+    """
+    if dtype != NF4:
+        return elements * ITEMSIZE[dtype]
+    return -(-elements // 2) + -(-elements // NF4_BLOCK) + 4 * -(-elements // (NF4_BLOCK * NF4_SCALES))
+
+
+ATTENTION_PROJECTIONS = ("wq", "wk", "wv", "wo", "wq_gate")
+LORA_A, LORA_B = "_lora_a", "_lora_b"
+"""What the weights of an adapter are called, after the layer's own."""
+
+
+def has_adapter(trained: Trained, name: str) -> bool:
+    """Has the linear layer of this name, one of a decoder's layers, an adapter?"""
+    return trained.lora_rank > 0 and (trained.lora_targets == "all" or name in ATTENTION_PROJECTIONS)
+
+
+def with_adapters(names: Iterable[str], trained: Trained) -> tuple[str, ...]:
+    """The products of these linear layers in turn, and of their adapters."""
+    return tuple(
+        name + part for name in names for part in ("", LORA_A, LORA_B)[: 3 if has_adapter(trained, name) else 1]
+    )
+
 
 Fused = Literal["norm", "rotary", "activation", "loss", "optimizer"]
 FUSABLE: frozenset[Fused] = frozenset({"norm", "rotary", "activation", "loss"})
@@ -26,6 +60,13 @@ class Numerics:
     compute_dtype: str  # of gathered weights and activations
     grad_dtype: str  # in which gradients are reduced and kept
     states: States  # of the optimizer, master weights included
+    frozen_dtype: str = ""  # of weights that are not trained, as stored; as computed with where nothing is said
+
+    def stored_dtype(self, computed: str, *, trained: bool) -> str:
+        """Of a weight that is `computed` with in this dtype. One that is quantized is so wherever it is."""
+        if computed == NF4:
+            return computed
+        return self.param_dtype if trained else self.frozen_dtype or computed
 
 
 @dataclass(frozen=True)
@@ -111,6 +152,7 @@ class Conventions:
     reduce_copies: bool = False  # gloo reduces a copy of what it scatters
     gather_copies: bool = False  # and gathers into a buffer of its own, which it copies out of
     half_statistics: bool = False  # a LayerNorm's mean and deviation are kept in its own dtype (CPU), else in fp32
+    device_is_host: bool = False  # numbers that autograd saves lie in the memory that is counted (CPU)
     optimizer_at_once: bool = True  # roots of all second moments together (foreach), or tensor by tensor
     expert_weights: Literal["before", "inside", "after"] = "after"  # an expert's input, activation or output is scaled
     syncs_last: bool = False  # gradients are reduced over data ranks in the last micro-batch alone, pipelined or not

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 """fp8 is of the operands of linear layers alone; all else is bf16."""
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
+
+TrainedWeights = Literal["all", "layers", "ends", "none"]
+LoraTargets = Literal["all", "attention"]
+Quantized = Literal["none", "nf4"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What of a model is trained. `weights` are the model's own: all of them, those of the layers, those of the two
+    ends (the embedding, and the last norm with the head), or none; the others are frozen.
+
+    Where `lora_rank` r is not 0, linear layers of the decoder's layers (`lora_targets`: all of them, or attention's)
+    have an adapter each, y = W x + s B A x with A [r, in] and B [out, r] (Hu et al. 2021, arXiv 2106.09685). Frozen
+    weights of linear layers may be quantized (QLoRA, arXiv 2305.14314).
+    """
+
+    weights: TrainedWeights = "all"
+    lora_rank: int = 0
+    lora_targets: LoraTargets = "all"
+    quantize: Quantized = "none"
+
+    @property
+    def layers(self) -> bool:
+        """Are the layers' own weights trained?"""
+        return self.weights in ("all", "layers")
+
+    @property
+    def ends(self) -> bool:
+        """Are those of the embedding, the last norm and the head?"""
+        return self.weights in ("all", "ends")
+
+
+ALL = Trained()
 
 
 @dataclass(frozen=True)
@@ -18,6 +52,12 @@ class Job:
     global_batch_size: int
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
+    trained: Trained = ALL
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Job:
+        """As `dataclasses.asdict` and JSON have it."""
+        return cls(**{**document, "trained": Trained(**document.get("trained", {}))})
 
     @property
     def dtype(self) -> str:

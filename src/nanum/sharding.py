@@ -16,7 +16,7 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
-from nanum.conventions import ITEMSIZE
+from nanum.conventions import bytes_of
 
 Split = Mapping[str, tuple[str, ...]]
 """dim -> the axes it is split over, outermost first."""
@@ -143,7 +143,7 @@ class Shapes:
     def bytes(self, t: Tensor) -> Any:
         if t.size is not None:
             return t.size
-        size = self.elements(t.dims, t.split) * ITEMSIZE[t.dtype]
+        size = bytes_of(self.elements(t.dims, t.split), t.dtype)
         return size if t.factor is None else size * t.factor
 
 

@@ -69,9 +69,12 @@ def _drained(t: Tape, core: Tensor) -> Tensor:
     def transpose() -> None:
         d = t.grad(y)
         dcore, dshare = core.like(name="d_core"), share.like(name="d_share")
-        t.emit("d_mul", (d, core, share), (dcore, dshare))
-        t.emit("d_sigmoid", (dshare, share), (ds := t.grad_of_weight(sinks, core),))
-        t.set_weight_grad(sinks, ds)
+        if t.requires_grad(sinks):
+            t.emit("d_mul", (d, core, share), (dcore, dshare))
+            t.emit("d_sigmoid", (dshare, share), (ds := t.grad_of_weight(sinks, core),))
+            t.set_weight_grad(sinks, ds)
+        else:
+            t.emit("d_mul", (d, share), (dcore,))
         t.add_grad(core, dcore)
 
     return t.then(y, transpose)

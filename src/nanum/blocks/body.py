@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from nanum.conventions import EVERYTHING, Conventions, Kept
+from nanum.job import ALL, Trained
 from nanum.layout import Structure
 from nanum.operators.halves import Halves, halves
 from nanum.operators.lifetimes import split_step
@@ -31,6 +32,10 @@ class Body:
     weight_grads: Mapping[Tensor, Tensor]
     input_bytes: Any = 0  # of what the part before (or the pipeline stage before) hands to it
     output_bytes: Any = 0  # of what it hands to the next part (or to the next pipeline stage)
+    input_grad_bytes: Any = 0  # of what it hands back, where what it was handed needs a gradient
+    output_grad_bytes: Any = 0  # of what it is handed back
+    needs_grad: bool = True  # is there a gradient of what it makes?
+    gives_grad: bool = True  # and one of its input, where it has one?
     seed_bytes: Any = 0  # what is held to the end of the whole backward
     kept_bytes: Any = 0  # what a caller's frame holds to the end of the step
     keeps_input: bool = False  # is its input among what forward saves for backward?
@@ -90,11 +95,22 @@ class Streams:
         return cls({"B": BATCH_AXES, "S": rows}, {"B": BATCH_AXES, "S": ("cp",)})
 
 
-def new_tape(shapes: Shapes, conventions: Conventions, structure: Structure) -> Tape:
+def new_tape(
+    shapes: Shapes,
+    conventions: Conventions,
+    structure: Structure,
+    trained: Trained = ALL,
+    *,
+    own_trained: bool = True,
+    adapters: bool = False,
+) -> Tape:
+    """For a part of which the own weights are trained or not; linear layers in it may have `adapters`."""
     tp = () if structure.tensor == "none" else ("tp",)
     flash = structure.attention == "flash"
     sequence, own = structure.tensor == "sequence", structure.own_experts
-    return Tape(shapes, conventions, tp, sequence, flash, own, structure.cp_kind)
+    return Tape(
+        shapes, conventions, tp, sequence, flash, own, trained, own_trained, adapters, structure.cp_kind
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,15 +144,16 @@ class Emitted:
             leaves_back=given(self.dx),
             stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
         )
-        kept, seed, handed, output = (
-            sum(map(bytes_of, ts)) for ts in (tape.kept, tape.seed, given(self.x), given(self.y))
+        kept, seed, handed, output, back, given_back = (
+            sum(map(bytes_of, ts)) for ts in (tape.kept, tape.seed, *map(given, (self.x, self.y, self.dx, self.dy)))
         )
         forward, loss = _cut(forward, "post_forward", keep="before")
         loss_backward, backward = _cut(backward, "pre_backward", keep="after")
         grads = dict(tape.weight_grads)
         return Body(
-            forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, seed, kept,
-            self.x in saved, self, shared,
+            forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, back, given_back,
+            self.y is None or self.dy is not None, self.x is None or self.dx is not None, seed, kept, self.x in saved,
+            self, shared,
         )  # fmt: skip
 
     def halves(self) -> Halves:
@@ -158,15 +175,19 @@ class Emitted:
         )
 
 
-def emit(tape: Tape, compute: Callable[[], Tensor | None], *, x: Tensor | None = None) -> Emitted:
-    """Run `compute` forward, and its transpose."""
+def emit(
+    tape: Tape, compute: Callable[[], Tensor | None], *, x: Tensor | None = None, given_grad: bool = True
+) -> Emitted:
+    """Run `compute` forward, and its transpose: as far as something trained, or `x` where `given_grad`, needs it."""
+    if x is not None and given_grad:
+        tape.require_grad(x)
     y = compute()
     dy = None
-    if y is not None:
+    if y is not None and tape.requires_grad(y):
         dy = y.like(name="dy")
         tape.add_grad(y, dy)
     tape.run_backward()
-    return Emitted(tape, x, y, dy, None if x is None else tape.grad(x))
+    return Emitted(tape, x, y, dy, tape.grad(x) if x is not None and given_grad else None)
 
 
 def _cut(nodes: tuple[Node, ...], mark: str, *, keep: str) -> tuple[tuple[Node, ...], tuple[Node, ...]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from nanum.blocks.body import Body, Streams, emit, new_tape
 from nanum.conventions import ITEMSIZE, Conventions
+from nanum.job import ALL, Trained
 from nanum.layout import Structure
 from nanum.model import Model
 from nanum.operators.elementwise import capped, dropout, residual
@@ -17,9 +18,12 @@ from nanum.operators.tape import Tape
 from nanum.sharding import Shapes, Tensor
 
 
-def embedding_body(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Body:
+def embedding_body(
+    model: Model, shapes: Shapes, conventions: Conventions, structure: Structure, trained: Trained = ALL
+) -> Body:
     """Token rows (and learned position rows): the residual stream's beginning."""
-    tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
+    tape = new_tape(shapes, conventions, structure, trained, own_trained=trained.ends)
+    splits = Streams.of(structure)
 
     def embed() -> Tensor:
         ids = Tensor("ids", ("B", "S", "V"), splits.whole, "onehot")
@@ -51,7 +55,7 @@ def rotary_tables(tape: Tape, model: Model) -> None:
     rows = tape.shapes.part("S", ("cp",))
     tables = tape.buffer("rotary_tables", _tables_bytes(model, rows, tape.dtype))
     tape.emit("rope", (), (tables,))
-    tape.then(tables, lambda: tape.frame(tables))
+    tape.until_backward_has_passed(tables)
 
 
 def _tables_bytes(model: Model, rows: Any, dtype: str) -> Any:
@@ -87,11 +91,14 @@ def rotary_angles_bytes(model: Model, conventions: Conventions, rows: Any) -> An
     return 4 * (rows * turned // 2 + rows * turned + turned // 2)
 
 
-def head_body(model: Model, shapes: Shapes, conventions: Conventions, structure: Structure) -> Body:
+def head_body(
+    model: Model, shapes: Shapes, conventions: Conventions, structure: Structure, trained: Trained = ALL
+) -> Body:
     """The last norm, the logits and the loss. Logits stay split over the vocabulary where the engine's loss is
     parallel.
     """
-    tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
+    tape = new_tape(shapes, conventions, structure, trained, own_trained=trained.ends)
+    splits = Streams.of(structure)
     y = Tensor("y", ("B", "S", "D"), splits.stream, tape.dtype)
     split = {"V": tape.tp} if tape.tp else {}
 

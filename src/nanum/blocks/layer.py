@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nanum.blocks.attention import attention_dims, self_attention
@@ -12,8 +13,9 @@ from nanum.blocks.feed_forward import feed_forward
 from nanum.blocks.latent import latent_attention, latent_dims
 from nanum.blocks.linear_attention import linear_attention, linear_attention_dims
 from nanum.conventions import EVERYTHING, NOTHING, Conventions
+from nanum.job import ALL, Trained
 from nanum.layout import Recompute, Structure
-from nanum.model import LatentAttention, Layer, LinearAttention, Mlp, Model
+from nanum.model import LatentAttention, Layer, LinearAttention, Mlp, Model, Run
 from nanum.operators.elementwise import dropout, residual
 from nanum.operators.norm import norm
 from nanum.operators.tape import Tape
@@ -32,10 +34,44 @@ def layer_dims(layer: Layer, dims: Mapping[str, Any]) -> dict[str, Any]:
     return {**attention_dims(a), **latent, **linear, **inner}
 
 
-def emit_layer(model: Model, kind: Layer, shapes: Shapes, conventions: Conventions, structure: Structure) -> Emitted:
-    """One layer, forward and backward."""
+@dataclass(frozen=True)
+class LayerKinds:
+    """The layers of a model whose bodies differ. Where nothing before the first layer is trained, it is a kind of its
+    own, the last of `kinds`: what it is given needs no gradient.
+    """
+
+    kinds: tuple[Layer, ...]
+    runs: tuple[Run, ...]  # as the model's
+    ungiven: bool = False  # is there such a first layer?
+
+    @classmethod
+    def of(cls, model: Model, trained: Trained) -> LayerKinds:
+        if trained.ends:
+            return cls(model.kinds, model.runs)
+        (times, (first, *others)), *rest = model.runs
+        apart: list[Run] = [(1, (len(model.kinds),)), *((1, (kind,)) for kind in others)]
+        more: list[Run] = [(times - 1, (first, *others))] if times > 1 else []
+        return cls((*model.kinds, model.kinds[first]), (*apart, *more, *rest), ungiven=True)
+
+    def given_grad(self, kind: int) -> bool:
+        """Does what a layer of this kind is given need a gradient?"""
+        return not self.ungiven or kind < len(self.kinds) - 1
+
+
+def emit_layer(
+    model: Model,
+    kind: Layer,
+    shapes: Shapes,
+    conventions: Conventions,
+    structure: Structure,
+    trained: Trained = ALL,
+    *,
+    given_grad: bool = True,
+) -> Emitted:
+    """One layer, forward and backward; `given_grad` where its input needs a gradient."""
     a, mlp = kind.attention, kind.mlp
-    tape, splits = new_tape(shapes, conventions, structure), Streams.of(structure)
+    tape = new_tape(shapes, conventions, structure, trained, own_trained=trained.layers, adapters=True)
+    splits = Streams.of(structure)
     x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
 
     def attend(h: Tensor) -> Tensor:
@@ -55,7 +91,7 @@ def emit_layer(model: Model, kind: Layer, shapes: Shapes, conventions: Conventio
         tape.frame(x)
         return y
 
-    return emit(tape, layer, x=x)
+    return emit(tape, layer, x=x, given_grad=given_grad)
 
 
 def layer_body(layer: Emitted, recompute: Recompute) -> Body:

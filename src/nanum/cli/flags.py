@@ -34,6 +34,19 @@ Precision = Annotated[str | None, _text("--precision", "fp32|bf16|fp16|fp8", "Wh
 Optimizer = Annotated[
     str | None, _text("--optimizer", "adamw|adamw-bf16|adamw-8bit|sgd|adafactor|lion|muon", "[adamw]")
 ]
+Train = Annotated[
+    str | None,
+    _text("--train", "all|layers|ends|none", "The model's own weights that are trained. [all; beside adapters none]"),
+]
+LoraRank = Annotated[
+    str | None, _text("--lora-rank", "N", "LoRA: adapters of rank N beside linear layers, which are frozen. [none]")
+]
+LoraTargets = Annotated[
+    str | None, _text("--lora-targets", "all|attention", "Whose linear layers have adapters, in each layer. [all]")
+]
+Quantize = Annotated[
+    str | None, _text("--quantize", "none|nf4", "QLoRA: how frozen weights of linear layers are stored. [none]")
+]
 Engine = Annotated[
     str | None,
     _text(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanum.cli.answers import BAD_NEWS, GOOD, print_json
-from nanum.cli.words import Flags, Reader, layout_of, loaded
+from nanum.cli.words import Flags, Reader, layout_of, loaded, trained
 from nanum.errors import Refused
 from nanum.job import Job
 
@@ -125,7 +125,7 @@ def _job(reader: Reader, model: Model | None, layout: Layout) -> Job:
             reader.defaults.append(f"{name} {default}")
     if chosen["optimizer"] not in TRAINED:
         reader.reasons.append(f"--optimizer {chosen['optimizer']}: a real run has {' or '.join(TRAINED)}")
-    return Job(seq_len, batch, **chosen)
+    return Job(seq_len, batch, **chosen, trained=trained(reader))
 
 
 def _megabytes(reader: Reader) -> float | None:
@@ -148,6 +148,8 @@ def _not_run(reader: Reader, job: Job, layout: Layout) -> list[str]:
     found = []
     if reader.word("bucket_cap_mb") and (layout.structure.zero == 3 or layout.data_ranks == 1):
         found.append("--bucket-cap-mb is DDP's, and this layout has none: --zero 0 or 1 over several data ranks")
+    if job.trained.quantize != "none":
+        found.append(f"--quantize {job.trained.quantize} is predicted, and not run here")
     if job.precision == "fp16":
         found.append("--precision fp16 is not run here: fp32 or bf16")
     if reader.word("attention") == "eager":

@@ -8,7 +8,18 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from nanum.errors import Refused
-from nanum.job import Job, Optimizer, Precision, default_global_batch_size, default_seq_len
+from nanum.job import (
+    ALL,
+    Job,
+    LoraTargets,
+    Optimizer,
+    Precision,
+    Quantized,
+    Trained,
+    TrainedWeights,
+    default_global_batch_size,
+    default_seq_len,
+)
 from nanum.layout import AXES, ONE_STAGE, ContextParallel, GradSync, Layout, Recompute, Schedule, Structure
 from nanum.units import whole_number
 
@@ -29,6 +40,9 @@ ANY_ENGINE = "any"  # of plan: every engine's layouts, ranked together
 CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "precision": (get_args(Precision), ()),
     "optimizer": (get_args(Optimizer), ()),
+    "train": (get_args(TrainedWeights), ()),
+    "lora_targets": (get_args(LoraTargets), ()),
+    "quantize": (get_args(Quantized), ("int8",)),
     "zero": (("0", "1", "2", "3"), ()),
     "schedule": (get_args(Schedule), ()),
     "recompute": (get_args(Recompute), ()),
@@ -221,7 +235,23 @@ def _job(reader: Reader, model: Model | None) -> Job:
         chosen[name] = reader.choice(name, default)
         if not reader.said(name):
             reader.defaults.append(f"{name} {default}")
-    return Job(seq_len=seq_len, global_batch_size=global_batch_size, **chosen)
+    return Job(seq_len=seq_len, global_batch_size=global_batch_size, trained=trained(reader), **chosen)
+
+
+def trained(reader: Reader) -> Trained:
+    """What the flags say is trained: beside adapters nothing else, unless that is said too."""
+    rank = reader.whole("lora_rank", 0)
+    if rank < 1 and reader.said("lora_rank") and not reader.unread:
+        reader.reasons.append(f"--lora-rank {rank}: must be at least 1")
+        rank = 0
+    if rank == 0 and reader.said("lora_targets"):
+        reader.reasons.append("--lora-targets says which layers have adapters: add --lora-rank")
+    weights: Any = reader.choice("train", "none" if rank else ALL.weights)
+    if rank and not reader.said("train"):
+        reader.defaults.append("train none, beside adapters")
+    targets: Any = reader.choice("lora_targets", ALL.lora_targets)
+    quantize: Any = reader.choice("quantize", ALL.quantize)
+    return Trained(weights, rank, targets, quantize)
 
 
 def _takes_the_rest(reader: Reader, engine: Engine | None) -> str:

@@ -26,6 +26,7 @@ from nanum.job import Job
 from nanum.layout import Structure
 from nanum.model import LatentAttention, Layer, LinearAttention, Mlp, Model
 from nanum.rules import Rule
+from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
 
 
@@ -111,6 +112,12 @@ def balanced(weights: list[int], parts: int) -> list[int]:
 
 
 RULES = (
+    frozen_rule(
+        "deepspeed",
+        lambda layout: layout.structure.zero == 3,
+        "which frozen weights ZeRO-3 keeps gathered is not modelled: use --zero 0, 1 or 2",
+    ),
+    quantized_rule("deepspeed", "how its flat buffers go with quantized weights is not modelled: use --engine torch"),
     rank_rule("deepspeed", "ep", "its expert parallelism (AutoEP, and MoE layers of its own) is not modelled"),
     rank_rule(
         "deepspeed",

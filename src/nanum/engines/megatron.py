@@ -18,6 +18,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
 
 STORED_AS_ONE = (
@@ -96,6 +97,12 @@ EQUAL_STAGES = Rule(
     ),
 )
 RULES = (
+    frozen_rule(
+        "megatron",
+        lambda layout: layout.structure.zero > 1,
+        "how Megatron-FSDP keeps frozen weights is not modelled: use --zero 0 or 1",
+    ),
+    quantized_rule("megatron", "Megatron-Bridge's adapters stand beside weights in the job's precision"),
     optimizer_rule(
         "megatron",
         {

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanum.cluster import Cluster
-from nanum.conventions import RING, Conventions, Kept, Numerics
+from nanum.conventions import RING, Conventions, Kept, Numerics, with_adapters
 from nanum.engines import pipelining
 from nanum.engines.engine import Engine, eager_rule, fsdp_numerics, muon_rule, weighed_layers, zero_rule
 from nanum.job import Job
@@ -19,6 +19,9 @@ from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
 from nanum.states import States
+
+PRODUCTS = ("wq", "wk", "wv", "wo", "gate", "up", "down")
+"""Of a layer's linear layers: what selective recompute keeps, with attention and reductions."""
 
 
 def whole_numerics(job: Job) -> Numerics:
@@ -41,7 +44,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         loss_reductions=3,
         recompute_stops_early=True,
         selective=Kept(
-            frozenset({"wq", "wk", "wv", "wo", "gate", "up", "down", "attention", "reduce_scatter", "all_reduce"}),
+            frozenset({*with_adapters(PRODUCTS, job.trained), "attention", "reduce_scatter", "all_reduce"}),
             rerun=RING,
         ),
         grads_resident=False,
@@ -173,6 +176,6 @@ def on_gloo(bucket_cap_mb: float | None = None) -> Engine:
         if bucket_cap_mb is not None:
             stated = replace(stated, bucket_bytes=(int(bucket_cap_mb * 2**20),) * 2)
         cpu = replace(stated, cpu_attention=True, half_statistics=True, optimizer_at_once=False)
-        return replace(cpu, gather_copies=True, reduce_copies=True)
+        return replace(cpu, gather_copies=True, reduce_copies=True, device_is_host=True)
 
     return replace(TORCH, conventions=on_cpu)

@@ -11,21 +11,24 @@ and, for Muon, DistMuon; another is taken to be one that works on each rank's sh
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from nanum.conventions import FUSABLE, Conventions, Kept
+from nanum.conventions import FUSABLE, Conventions, Kept, with_adapters
 from nanum.engines import pipelining
 from nanum.engines.engine import Engine, fsdp_numerics, muon_rule, weighed_layers, zero_rule
 from nanum.job import Job
 from nanum.layout import ONE_CHUNK, Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.trained import quantized_rule
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
-    kept = {"wq", "wv", "attention", "reduce_scatter"} | ({"gate", "down"} if model.mlp.gated else {"up"})
+    layers = ("wq", "wk", "wv", "wo", *(("gate",) if model.mlp.gated else ()), "up", "down")
+    kept = {*with_adapters(layers, job.trained)[::2], "attention", "reduce_scatter"}
     return Conventions(
-        numerics=fsdp_numerics(job),
+        numerics=replace(fsdp_numerics(job), frozen_dtype="fp32"),  # components/lora.py leaves them as they are
         fused=FUSABLE | {"optimizer"} if structure.compile else frozenset({"norm", "optimizer"}),
         dtensor=True,
         regather=False,
@@ -48,6 +51,7 @@ def _num_microbatches(job: Job, layout: Layout) -> Any:
 
 
 RULES = (
+    quantized_rule("torchtitan", "its adapters stand beside weights as they are: use --engine torch"),
     muon_rule(
         "torchtitan",
         lambda layout: layout.tp > 1,

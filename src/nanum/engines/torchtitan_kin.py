@@ -1,8 +1,8 @@
 """torchtitan as runs that others published had it. It is asked for by `validate` alone.
 
 Read at torchtitan ba24697 (19 December 2024, when benchmarks/llama3_h100_202412_torchtitan.md was measured):
-parallelisms/parallelize_llama.py (`fully_shard` on each layer and on the model, so that embedding, norm and head are the
-root's; torch.compile on each layer), train.py (the loss is not compiled), models/norms.py (an eager RMSNorm),
+parallelisms/parallelize_llama.py (`fully_shard` on each layer and on the model, so that embedding, norm and head are
+the root's; torch.compile on each layer), train.py (the loss is not compiled), models/norms.py (an eager RMSNorm),
 optimizer.py (foreach where not asked otherwise).
 """
 

@@ -38,6 +38,9 @@ def parallelize(model: Decoder, asked: Question, mesh: DeviceMesh | None, ledger
     """From the inside out: split weights and sequences, attention over the context, recompute, then data parallel."""
     layout, structure = asked.layout, asked.layout.structure
     model = model.to(stored_dtype(asked))
+    for parameter in model.parameters():
+        if not parameter.requires_grad:  # as a checkpoint is loaded
+            parameter.data = parameter.data.to(DTYPES[asked.job.precision])
     for name, table in model.named_buffers():
         if table.is_floating_point():  # rotary tables are in the dtype of what they turn
             setattr(model, name, table.to(DTYPES[asked.job.precision]))

@@ -49,4 +49,4 @@ def read(document: Mapping[str, Any]) -> Question:
     others = {key: document[key] for key in given if key in document}
     layers = tuple(document["stage_layers"])
     model, layout = from_document(document["model"]), Layout.from_document(document["layout"])
-    return Question(model, Job(**document["job"]), layout, layers, **others)
+    return Question(model, Job.from_document(document["job"]), layout, layers, **others)

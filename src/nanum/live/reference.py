@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from nanum.live.adapters import train
 from nanum.live.decoder import Decoder, named_parameters, seed_weights
 from nanum.live.parallelize import DTYPES, stored_dtype
 from nanum.live.question import Question
@@ -26,7 +27,7 @@ def reference(asked: Question, tell: Callable[[str], None]) -> Reference:
     kept, computes = _model(asked), _model(asked)
     kept, computes = kept.to(stored_dtype(asked)), computes.to(DTYPES[asked.job.precision])
     named = dict(named_parameters(kept))
-    optimizer = new_optimizer(asked, list(named.values()), None)
+    optimizer = new_optimizer(asked, [p for p in named.values() if p.requires_grad], None)
     ids = batch(asked).split(asked.layout.micro_batch_size)
     losses: list[float] = []
     gradients: dict[str, torch.Tensor] = {}
@@ -55,6 +56,7 @@ def reference(asked: Question, tell: Callable[[str], None]) -> Reference:
 def _model(asked: Question) -> Decoder:
     layers, places = range(asked.model.num_hidden_layers), torch.arange(asked.job.seq_len)
     model = Decoder(asked.model, layers, embeds=True, heads=True, positions=places)
+    train(model, asked.job.trained)
     seed_weights(model, asked.seed)
     return model
 

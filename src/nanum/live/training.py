@@ -16,6 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
+from nanum.live.adapters import train
 from nanum.live.counting import Ledger
 from nanum.live.decoder import Decoder, named_parameters, seed_weights
 from nanum.live.parallelize import parallelize
@@ -200,6 +201,7 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
             heads=index == stages - 1,
             positions=positions(asked, place),
         )
+        train(model, asked.job.trained)
         seed_weights(model, asked.seed)
         parts.append((index, parallelize(model, asked, mesh, ledger)))
         tell_gathers_ahead(parts[-1][1], ledger)
@@ -213,7 +215,7 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
         given: Any = held[0] if issubclass(kind, PipelineScheduleSingle) else held
         schedule = kind(given, asked.num_microbatches, loss_fn=pipelined_loss(asked))
     named = [pair for _, part in parts for pair in named_parameters(part)]
-    optimizer = new_optimizer(asked, list({id(p): p for _, p in named}.values()), mesh)
+    optimizer = new_optimizer(asked, list({id(p): p for _, p in named if p.requires_grad}.values()), mesh)
     return Trainer(asked, ledger, parts, optimizer, ids, named, schedule, did)
 
 

@@ -90,7 +90,7 @@ def overhead_seconds(document: Document, cluster: Cluster) -> dict[str, float]:
     for run in document.get("framework", ()):
         layout = Layout.from_document(run["layout"])
         alone = replace(cluster, gpus_per_node=int(layout.world))
-        predicted = predict(from_document(run["model"]), Job(**run["job"]), alone, layout, engine="torch")
+        predicted = predict(from_document(run["model"]), Job.from_document(run["job"]), alone, layout, engine="torch")
         time, (step,) = predicted.time, predicted.steps
         (update,) = (node for node in step.optimizer if isinstance(node, Compute))
         parameter = "sharded_parameter" if update.sharded else "parameter"

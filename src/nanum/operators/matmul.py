@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nanum.conventions import NOT_IN_FP8
+from nanum.conventions import LORA_A, LORA_B, NF4, NOT_IN_FP8
+from nanum.operators.elementwise import residual
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor
 
@@ -19,37 +20,98 @@ def linear(
     bias: bool = False,
     weight: Tensor | None = None,
 ) -> Tensor:
+    """`y[dims] = x . W`, resharded to `want`, and where the layer has an adapter what that adds."""
+    y = _product(t, x, name, w_dims, w_split, dims, want, bias=bias, weight=weight)
+    return _adapted(t, x, y, name, w_dims, dims) if t.adapts(name) else y
+
+
+def _adapted(t: Tape, x: Tensor, y: Tensor, name: str, w_dims: tuple[str, str], dims: tuple[str, ...]) -> Tensor:
+    """`y + s B A x`, in PEFT's order (peft/tuners/lora/layer.py at 0.18: `Linear.forward`, without dropout; torchtune
+    and torchtitan do the same): the products, a kernel that scales, and one that adds.
+    """
+    outer, inner = w_dims
+    narrow = *x.dims[:-1], "R"
+    rows = {d: axes for d, axes in x.split.items() if d != inner}
+    a = _product(t, x, name + LORA_A, ("R", inner), {}, narrow, rows, trained=True)
+    b = _product(t, a, name + LORA_B, (outer, "R"), {}, dims, y.split, trained=True)
+    return residual(t, y, _scaled(t, b))
+
+
+def _scaled(t: Tape, x: Tensor) -> Tensor:
+    """By a number, which autograd saves as a tensor of 8 bytes in the host's memory."""
+    number = t.buffer("number", 8 * t.conventions.device_is_host)
+    t.emit("lora_scale", (x,), (y := x.like(name="lora"), number))
+
+    def transpose() -> None:
+        t.emit("d_lora_scale", (t.grad(y), number), (dx := x.like(name="d_lora"),))
+        t.add_grad(x, dx)
+
+    return t.then(y, transpose)
+
+
+def _product(
+    t: Tape,
+    x: Tensor,
+    name: str,
+    w_dims: tuple[str, str],
+    w_split: Split,
+    dims: tuple[str, ...],
+    want: Split,
+    *,
+    bias: bool = False,
+    weight: Tensor | None = None,
+    trained: bool | None = None,
+) -> Tensor:
     """`y[dims] = x . W`, resharded to `want`. `w_dims` is (out, in), as PyTorch stores a weight.
 
     A bias split like the output is added by the matmul's epilogue; where the output is a pending sum it is added after
     the sum. DTensor adds it before, to one rank's part, so that its gradient is read off the gathered one.
     """
-    w = weight or t.weight(name, w_dims, w_split)
+    quantized = t.quantizes(trained=t.own_trained if trained is None else trained)
+    w = weight or t.weight(name, w_dims, w_split, dtype=NF4 if quantized else None, trained=trained)
     b = (
         t.weight(name + "_bias", w_dims[:1], {d: axes for d, axes in w_split.items() if d == w_dims[0]}, w.stays)
         if bias
         else None
     )
-    fp8 = name not in NOT_IN_FP8
-    raw = t.product(name, x, w, dims, want, fp8=fp8)
+    fp8 = name not in NOT_IN_FP8 and trained is None  # adapters are not
+    raw = t.product(name, x, _wide(t, w), dims, want, fp8=fp8)
     y = t.move(raw, want)
 
     def transpose() -> None:
         dy = t.grad(y)
-        dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated, fp8=fp8)
-        node = t.backward[-1].reads  # autograd's node holds its operands until both products are there
-        dx = t.product("dx_" + name, dy, w, x.dims, x.split, fp8=fp8)
-        if b:
+        node: tuple[Tensor, ...] = ()  # autograd's holds its operands until both products are there
+        if t.requires_grad(w):
+            dw = t.product("dw_" + name, x, dy, w.dims, w.split, category="grads", size=t.accumulated, fp8=fp8)
+            node = t.backward[-1].reads
+        if t.requires_grad(x):
+            dx = t.product("dx_" + name, dy, _wide(t, w), x.dims, x.split, fp8=fp8)
+            node = node or t.backward[-1].reads
+        if b and t.requires_grad(b):
             summed = node[1] if t.conventions.dtensor else dy  # DTensor gathers dY for the products, and sums that
             db = t.grad_of_weight(b, summed)
             t.emit("db_" + name, (summed,), (db,))
             t.set_weight_grad(b, db)
         t.frame(*node)
-        t.frame(dw)  # which lives as long, though it be added into an earlier one
-        t.add_grad(x, dx)
-        t.set_weight_grad(w, dw)
+        if t.requires_grad(w):
+            t.frame(dw)  # which lives as long, though it be added into an earlier one
+        if t.requires_grad(x):
+            t.add_grad(x, dx)
+        if t.requires_grad(w):
+            t.set_weight_grad(w, dw)
 
     return t.then(y, transpose)
+
+
+def _wide(t: Tape, w: Tensor) -> Tensor:
+    """A quantized weight as the product reads it, made anew for each (bitsandbytes, autograd/_functions.py:
+    `MatMul4Bit`; torchao, dtypes/nf4tensor.py: `LinearNF4`).
+    """
+    if w.dtype != NF4:
+        return w
+    wide = Tensor(w.name, w.dims, w.split, t.dtype, category="buffers", stays=w.stays)
+    t.emit("dequantize", (w,), (wide,))
+    return wide
 
 
 def embedding(

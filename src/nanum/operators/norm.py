@@ -56,11 +56,14 @@ def _fused(t: Tape, x: Tensor, row: Tensor, weights: list[Tensor], name: str, *,
 
     def transpose() -> None:
         dy = t.grad(y)
-        dx, grads = x.like(name="dx_" + name), _grads(t, x, weights)
-        t.emit("d_" + name, (dy, x, *saved, *weights[:1]), (dx, *grads))
-        for w, dw in zip(weights, grads, strict=True):
+        trained = [w for w in weights if t.requires_grad(w)]
+        grads = _grads(t, x, trained)
+        new = [x.like(name="dx_" + name)] if t.requires_grad(x) else []
+        t.emit("d_" + name, (dy, x, *saved, *weights[:1]), (*new, *grads))
+        for w, dw in zip(trained, grads, strict=True):
             t.set_weight_grad(w, dw)
-        t.add_grad(x, dx)
+        for dx in new:
+            t.add_grad(x, dx)
 
     return t.then(y, transpose)
 
@@ -75,9 +78,10 @@ def _across(t: Tape, x: Tensor, row: Tensor, weights: list[Tensor], name: str) -
         dy = t.grad(y)
         t.emit("product_sums", (dy, x, *weights), (part := row.like(),))
         both = t.move(part, part.split)
-        dx, grads = x.like(name="dx_" + name), _grads(t, x, weights)
+        trained = [w for w in weights if t.requires_grad(w)]
+        dx, grads = x.like(name="dx_" + name), _grads(t, x, trained)
         t.emit("d_" + name, (dy, x, total, both, *weights), (dx, *grads))
-        for w, dw in zip(weights, grads, strict=True):
+        for w, dw in zip(trained, grads, strict=True):
             t.set_weight_grad(w, dw)
         t.add_grad(x, dx)
 
@@ -89,6 +93,8 @@ def _eager_rms(t: Tape, x: Tensor, row: Tensor, weights: list[Tensor], name: str
     xf = k("to_float", (x,), x, "fp32") if t.half else x
     # Where gradients of the input are summed: DTensor makes the local input a node of its own.
     node = xf if t.half else x.like() if t.tp else x
+    if t.requires_grad(x):
+        t.require_grad(node)
     square = k("pow", (xf,), xf)
     rstd = k("rsqrt", (k("mean", (square,), row),), row, holds=(square,))
     xhat = k("mul", (xf, rstd), xf)
@@ -101,12 +107,23 @@ def _eager_rms(t: Tape, x: Tensor, row: Tensor, weights: list[Tensor], name: str
         dy = t.grad(y)
         d = dxhat = k("to_float", (dy,), dy, "fp32") if t.half else dy
         for w in weights:
-            dxhat, product = k("mul", (d, w), xf), k("mul", (d, xhat), xf)
+            if t.requires_grad(x):
+                dxhat = k("mul", (d, w), xf)
+            if not t.requires_grad(w):
+                continue
+            product = k("mul", (d, xhat), xf)
             (dw,) = _grads(t, x, [w])
             if t.half:
                 t.emit("to_half", (k("sum", (product,), dw.like(size=None), "fp32"),), (dw,), holds=(d, xhat))
             else:
                 t.emit("sum", (product,), (dw,), holds=(d, xhat))
+        if t.requires_grad(x):
+            to_input(dxhat)
+        for w in weights:
+            if t.requires_grad(w):
+                t.set_weight_grad(w, dw)
+
+    def to_input(dxhat: Tensor) -> None:
         dx, product = k("mul", (dxhat, rstd), xf), k("mul", (dxhat, xf), xf)
         drstd = k("sum", (product,), row, holds=(dxhat,))
         t.add_grad(node, dx)
@@ -117,7 +134,5 @@ def _eager_rms(t: Tape, x: Tensor, row: Tensor, weights: list[Tensor], name: str
         t.add_grad(node, k("mul", (dsquare, k("mul", (power,), xf)), xf, holds=(power, xf)))
         if node is not x:
             t.add_grad(x, k("to_half", (t.grad(node),), x, t.dtype) if t.half else t.grad(node))
-        for w in weights:
-            t.set_weight_grad(w, dw)
 
     return t.then(y, transpose)

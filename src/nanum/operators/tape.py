@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from nanum.collectives import wire_bytes
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import ITEMSIZE, NF4, Conventions, has_adapter
+from nanum.job import ALL, Trained
 from nanum.program import Collective, Compute, Mark, Operands, Phase
 from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
 
@@ -65,6 +66,9 @@ class Tape:
     sequence_parallel: bool
     flash: bool = True
     own_experts: bool = False  # do experts have a mesh of their own?
+    trained: Trained = ALL  # of the job
+    own_trained: bool = True  # are the model's own weights in this part trained?
+    adapters: bool = False  # may linear layers in this part have adapters?
     context: str = "none"  # how attention meets the keys of other context-parallel ranks; none where cp = 1
     forward: list[Op] = field(default_factory=list)
     backward: list[Op] = field(default_factory=list)
@@ -78,6 +82,23 @@ class Tape:
     _moved: dict[Any, Tensor] = field(default_factory=dict)
     _quantized: dict[Tensor, Tensor] = field(default_factory=dict)
     _region: str = ""
+    _requires: set[Tensor] = field(default_factory=set)  # tensors whose gradient is needed
+
+    # --- what is trained --------------------------------------------------------------------------------------------
+    def requires_grad(self, t: Tensor) -> bool:
+        """Is its gradient needed: is it a trained weight, or made from one? As in autograd, nothing else has one."""
+        return t in self._requires
+
+    def require_grad(self, t: Tensor) -> None:
+        self._requires.add(t)
+
+    def adapts(self, name: str) -> bool:
+        """Has the linear layer of this name an adapter?"""
+        return self.adapters and has_adapter(self.trained, name)
+
+    def quantizes(self, *, trained: bool) -> bool:
+        """Are weights of linear layers in this part stored quantized?"""
+        return self.adapters and self.trained.quantize == NF4 and not trained
 
     # --- emitting ---------------------------------------------------------------------------------------------------
     @property
@@ -92,6 +113,11 @@ class Tape:
     def half(self) -> bool:
         """Do activations have fewer than four bytes, so that fp32 kernels need copies?"""
         return ITEMSIZE[self.dtype] < 4
+
+    def _append(self, op: Op) -> None:
+        self.ops.append(op)
+        if self._phase == "forward" and not self._requires.isdisjoint(op.reads):
+            self._requires.update(op.writes)
 
     def emit(
         self,
@@ -111,7 +137,7 @@ class Tape:
         moved: Any = 0
         for t in (*reads, *writes):
             moved = moved + self.shapes.bytes(t)
-        self.ops.append(
+        self._append(
             Op(
                 name,
                 (*reads, *holds),
@@ -137,7 +163,7 @@ class Tape:
 
     def frame(self, *tensors: Tensor) -> None:
         """A Python frame returns: its arguments and locals were held until here, whatever read them last."""
-        self.ops.append(Op("return", tensors, ()))
+        self._append(Op("return", tensors, ()))
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
@@ -148,7 +174,7 @@ class Tape:
 
     def mark(self, name: str) -> None:
         """A moment that an engine hangs something on."""
-        self.ops.append(Op(name, (), (), Mark(name)))
+        self._append(Op(name, (), (), Mark(name)))
 
     def buffer(self, name: str, size: Any, category: str = "activations") -> Tensor:
         return Tensor(name, (), {}, "bool", category=category, size=size)
@@ -223,7 +249,7 @@ class Tape:
     ) -> None:
         """Exchanges of buffers as they lie, `times` one after the other."""
         node = collective(self.shapes, kind, axes, source, after, self._phase, what)
-        self.ops.append(Op(kind, (source,), (after, *self._scratch(node)), node.times(times), self._region))
+        self._append(Op(kind, (source,), (after, *self._scratch(node)), node.times(times), self._region))
 
     def _exchange(
         self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor, what: str | None
@@ -233,21 +259,21 @@ class Tape:
         scratch = self._scratch(node)
         of_experts = "E" in source.dims and "N" in source.dims  # slots lie as they are sent
         if not self.conventions.dtensor or kind == "all_reduce" or what in ("params", "grads") or of_experts:
-            self.ops.append(Op(kind, (source,), (after, *scratch), node))
+            self._append(Op(kind, (source,), (after, *scratch), node))
             return
         if kind == "all_to_all":  # the pieces for each rank lie one after the other
             self.emit("copy", (source,), (packed := source.like(),))
-            self.ops.append(Op(kind, (packed,), (arrived := after.like(),), node))
+            self._append(Op(kind, (packed,), (arrived := after.like(),), node))
             self.emit("copy", (arrived,), (after,))
             return
         if kind == "reduce_scatter":  # DTensor chunks a dim other than 0 into a copy
             self.emit("copy", (source,), (copy := source.like(),))
-            self.ops.append(Op(kind, (source, copy), (after, *scratch), node))
+            self._append(Op(kind, (source, copy), (after, *scratch), node))
             return
         dim = source.dims.index(places(source.split)[axes[0]])
         outer = self.shapes.elements(source.dims[:dim], source.split)
         raw = after.like(factor=(outer > 1) * 1)
-        self.ops.append(Op(kind, (source,), (raw, *scratch), node))
+        self._append(Op(kind, (source,), (raw, *scratch), node))
         self.emit("copy", (raw,), (after,))
 
     def _scratch(self, node: Collective) -> tuple[Tensor, ...]:
@@ -276,7 +302,7 @@ class Tape:
         a, b = self.move(a, rule.left), self.move(b, rule.right)
         out = Tensor(name, dims, rule.split, self.dtype, rule.partial, category, size=size)
         if a.dtype == "onehot":  # a look-up, not a matmul: it touches as many rows as it writes
-            self.ops.append(
+            self._append(
                 Op(name, (a, b), (out,), Compute(name, self._phase, 0.0, 2 * self.shapes.bytes(out), self.dtype))
             )
             return out
@@ -300,11 +326,18 @@ class Tape:
 
     # --- the transpose ----------------------------------------------------------------------------------------------
     def then(self, y: Tensor, transpose: Callable[[], None]) -> Tensor:
-        self._transposes.append(transpose)
+        """What makes `y`'s gradient that of what `y` was made from; none of it where nothing of that is trained."""
+        if self.requires_grad(y):
+            self._transposes.append(transpose)
         return y
+
+    def until_backward_has_passed(self, t: Tensor) -> None:
+        self._transposes.append(lambda: self.frame(t))
 
     def add_grad(self, t: Tensor, g: Tensor) -> None:
         """Autograd adds gradients as they arrive; pending sums of another kind wait for `grad`."""
+        if not self.requires_grad(t):
+            return
         arrived = self._grads.setdefault(t, [])
         for i, h in enumerate(arrived):
             if (h.split, h.partial) == (g.split, g.partial):
@@ -330,6 +363,8 @@ class Tape:
         """Sums over tp (of norm weights under sequence parallelism) are carried out now, or left pending, as the engine
         does.
         """
+        if not self.requires_grad(w):
+            return
         if self.conventions.tp_grads_at_once:
             dw = self.move(dw, dw.split, only=("tp",))
         self.weight_grads[w] = dw
@@ -357,13 +392,24 @@ class Tape:
 
     # --- weights ----------------------------------------------------------------------------------------------------
     def weight(
-        self, name: str, dims: tuple[str, ...], split: Split | None = None, stays: tuple[str, ...] | None = None
+        self,
+        name: str,
+        dims: tuple[str, ...],
+        split: Split | None = None,
+        stays: tuple[str, ...] | None = None,
+        *,
+        dtype: str | None = None,
+        trained: bool | None = None,
     ) -> Tensor:
-        """A parameter as it is computed with: split over its model axes only, or whole in a module that they divide."""
+        """A parameter as it is computed with: split over its model axes only, or whole in a module that they divide. It
+        is `trained` as the model's own weights are, unless that is said.
+        """
         split = split or {}
         axes = tuple(places(split)) if stays is None else stays
-        w = Tensor(name, dims, split, self.dtype, category="params", stays=axes)
+        w = Tensor(name, dims, split, dtype or self.dtype, category="params", stays=axes)
         self.weights.append(w)
+        if self.own_trained if trained is None else trained:
+            self.require_grad(w)
         return w
 
     def grad_of_weight(self, w: Tensor, over: Tensor, dims: tuple[str, ...] = ("B", "S")) -> Tensor:

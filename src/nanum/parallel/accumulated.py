@@ -43,6 +43,7 @@ class Accumulated:
         ddp = (reduce.group_size > 1) * (not self.structure.zero)
         return [
             Held("params", elements * ITEMSIZE[n.param_dtype], "parameters"),
+            Held("params", self._total("frozen_bytes"), "frozen parameters"),
             Held("grads", elements * ITEMSIZE[n.grad_dtype], "gradient buffer"),
             Held("optimizer_states", self._states_bytes, "masters and optimizer states"),
             Held("buffers", elements * ITEMSIZE[n.param_dtype] * ddp, "DDP's buckets"),

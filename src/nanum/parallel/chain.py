@@ -89,6 +89,7 @@ class Chain:
     tables_dtype: str = "fp32"
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
+    table_trained: bool = True
     _next: dict[tuple[Any, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
     _held: Once[tuple[Held, Held]] = field(default_factory=Once)  # by the size that is held
 
@@ -120,7 +121,7 @@ class Chain:
         body = self.bodies[place.part]
         core, handed, output = body.forward, body.input_bytes, body.output_bytes
         if direction == "backward":
-            core, handed, output = body.backward, output, handed
+            core, handed, output = body.backward, body.output_grad_bytes, body.input_grad_bytes
             if half == "input":
                 core = body.halves.input
             elif adding:
@@ -223,6 +224,10 @@ class Chain:
             *self._layers("backward", visit),
             Held("activations", -retained),
         ]
+
+    def places(self, kind: int) -> list[tuple[Group, Place]]:
+        """Where layers of a kind are, each with its group."""
+        return [(g, place) for g in self.stage.groups for place in g.places if place.part == kind]
 
     def total(self, field: str, each: Each[Any]) -> Any:
         """The sum over the stage's parts of a field that each part's weights have."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from nanum.arrays import most, where
 from nanum.collectives import wire_bytes
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import ITEMSIZE, Conventions, bytes_of
 from nanum.layout import Structure
 from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
@@ -44,6 +44,7 @@ class Buffer:
     states_bytes: Any  # of the optimizer's states for all of them
     matrices: Matrices  # rows and columns of those between activations
     stand_ins: tuple[Shape, ...]  # of gradients that are in the buffer already
+    frozen_bytes: Any  # of weights that are not trained, and lie in no buffer
 
     @property
     def matrix_elements(self) -> Any:
@@ -61,6 +62,7 @@ class Buffer:
             take(self.states_bytes) * presence,
             tuple((take(k), take(rows), take(columns)) for k, rows, columns in self.matrices),
             tuple((take(rows) * presence, take(columns) * presence) for rows, columns in self.stand_ins),
+            take(self.frozen_bytes) * presence,
         )
 
     def __add__(self, other: Buffer) -> Buffer:
@@ -77,6 +79,7 @@ class Buffer:
             self.states_bytes + other.states_bytes,
             (*self.matrices, *other.matrices),
             (*self.stand_ins, *other.stand_ins),
+            self.frozen_bytes + other.frozen_bytes,
         )
 
 
@@ -89,7 +92,8 @@ def buffer(
     *,
     experts: bool,
 ) -> Buffer:
-    """Of those weights that lie on experts' own mesh, or of the others: they are exchanged among other ranks.
+    """Of those weights that lie on experts' own mesh, or of the others: they are exchanged among other ranks. Those
+    without a gradient are in no buffer, and whole on each rank (distributed_data_parallel.py: `requires_grad`).
 
     The exchanges are derived from the flat dim's splits: gradients are a pending sum over the data ranks, wanted split
     where ZeRO keeps the optimizer states (or the gradients) split, whole otherwise.
@@ -100,7 +104,13 @@ def buffer(
     pending_tp: Any = 0
     states: Any = 0
     sizes = []
-    weights = tuple(w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES) == experts)
+    frozen: Any = 0
+    here = [w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES) == experts]
+    for w in here:
+        if w not in grads:
+            stored_as = n.stored_dtype(w.dtype, trained=False)
+            frozen = frozen + bytes_of(shapes.elements(w.dims, w.split), stored_as)
+    weights = tuple(w for w in here if w in grads)
     for w in weights:
         size = shapes.elements(w.dims, w.split)
         elements = elements + size
@@ -124,7 +134,9 @@ def buffer(
         gather = collective(flat, m.kind, m.axes, m.before, m.after, "forward", "params")
     shard, matrices = flat.elements(("flat",), cut), hidden_matrices(shapes, weights)
     stand_ins = stand_in_shapes(shapes, weights, conventions)
-    return Buffer(gather, reduce, elements, shard, transient, pending_tp, tuple(sizes), states, matrices, stand_ins)
+    return Buffer(
+        gather, reduce, elements, shard, transient, pending_tp, tuple(sizes), states, matrices, stand_ins, frozen
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +161,7 @@ class FlatBuffers:
         whole, shard = self._total("elements"), self._total("shard_elements")
         return [
             Held("params", (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype], "parameters"),
+            Held("params", self._total("frozen_bytes"), "frozen parameters"),
             Held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
             Held("optimizer_states", self._states_bytes, "optimizer states"),
         ]
@@ -384,7 +397,7 @@ def sums_at_the_end(
         # Over tp, in one coalesced call: of weights that each rank used for its part of a sequence, or for its heads
         # (Megatron-LM: finalize_model_grads.py).
         nodes.append(all_reduce(("tp",), chain.tp, (chain.tp > 1) * (tp_grads_elements > 0) * 1, tp_grads_elements))
-    if chain.tied_elements is not None and structure.pipelined:
+    if chain.tied_elements is not None and chain.table_trained and structure.pipelined:
         # The two copies of a tied embedding add their gradients, on the first and the last stage.
         ends = sum(each.stage.embeds + each.stage.heads for each in chains)
         nodes.append(all_reduce(("pp",), 2, ends, chain.tied_elements * ends))

@@ -6,6 +6,8 @@ Conventions of `torch.distributed.fsdp.fully_shard` (PyTorch 2.13: `_fsdp_param_
 - in backward the next unit is gathered as soon as this one has copied out;
 - after a unit's backward its parameters go, then the previous reduction's input, then this one's comes, then the
   unreduced gradients go (the last of them only after the reduction is issued) and the shard, which is `.grad`, comes;
+- a unit whose input needs no gradient is resharded, and reduced, when all of backward has ended, after the root; one
+  whose output needs none is gathered ahead all the same;
 - without pipeline stages every micro-batch gathers and reduces. Under a pipeline (`stage.py` of
   torch.distributed.pipelining) only the last backward reduces and reshards, the others add into unsharded gradients in
   the reduce dtype.
@@ -47,12 +49,6 @@ class FullyShard:
     def _root(self) -> bool:
         return self.conventions.units == "root"
 
-    @property
-    def _widens(self) -> int:
-        """Is the shard cast before it is gathered?"""
-        n = self.conventions.numerics
-        return int(n.param_dtype != n.compute_dtype)
-
     def _is_root(self, place: Place) -> bool:
         return self._root and place in (EMBEDDING, HEAD)
 
@@ -70,9 +66,8 @@ class FullyShard:
 
     # --- what is there for the whole run ----------------------------------------------------------------------------
     def resident(self) -> list[Node]:
-        n = self.conventions.numerics
         return [
-            Held("params", self._total("stored_elements") * ITEMSIZE[n.param_dtype], "sharded parameters"),
+            Held("params", self._total("stored_bytes"), "sharded parameters"),
             Held(
                 "optimizer_states",
                 self._total("states_bytes") + self._total("counters_bytes"),
@@ -91,7 +86,7 @@ class FullyShard:
             return ()
         made_of = "gather", unit, direction, presence, ticket
         dtype = self.conventions.numerics.compute_dtype
-        size = where(unit.gather_bytes > 0, unit.stored_elements * ITEMSIZE[dtype], 0) * presence
+        size = where(unit.gather_bytes > 0, unit.gather_bytes // unit.gathers[0].group_size, 0) * presence
 
         def make() -> Iterable[Node]:
             yield copy("copy", direction, size, dtype)
@@ -107,8 +102,7 @@ class FullyShard:
         """The gather's buffers: the shard's cast while it is sent, and the flat output."""
 
         def make() -> Iterable[Node]:
-            itemsize = ITEMSIZE[self.conventions.numerics.compute_dtype]
-            cast = where(unit.gather_bytes > 0, unit.stored_elements * itemsize, 0) * self._widens * presence
+            cast = where(unit.gather_bytes > 0, unit.cast_bytes, 0) * presence
             yield Held("buffers", cast, "cast of a shard")
             yield Held("buffers", unit.gather_bytes * presence, "gathered flat buffer")
             if self.conventions.gather_copies:
@@ -260,6 +254,11 @@ class FullyShard:
             at = HEAD if self._is_root(place) else place
             return [*own, *self._next(at, "backward"), *self._ahead(at)]
 
+        def dropped(place: Place) -> list[Node]:
+            """A unit that was gathered ahead, and has no backward: its weights are never copied out."""
+            flat = Held("buffers", -self.units[place.part].gather_bytes)
+            return [Wait(DATA_STREAM, "gather"), flat, Held("buffers", -reduced_before(place))]
+
         def leave(place: Place) -> list[Node]:
             if half == "input":
                 return []
@@ -274,13 +273,21 @@ class FullyShard:
 
             return list(self._once(made_of, make))
 
+        late = [kind for kind, body in enumerate(self.chain.bodies.layers) if not body.gives_grad]
+
         def around(place: Place) -> tuple[list[Node], list[Node]]:
-            return ([], []) if self._is_root(place) else (enter(place), leave(place))
+            if self._is_root(place):
+                return [], []
+            if gathers and place is EMBEDDING and not self.chain.bodies.embedding.needs_grad:
+                return [], dropped(place)
+            return enter(place), [] if place.part in late else leave(place)
 
         begin = enter(EMBEDDING) if self._root else self._borders(gathers)
         nodes = self.chain.backward(begin, around, half, adding=not first and self._adds_in_place)
         if self._root:
             nodes += leave(EMBEDDING)
+        for kind in late:
+            nodes += [Repeat(group.count, tuple(leave(place))) for group, place in self.chain.places(kind)]
         if reduces:
             tail = embedding.reduce_bytes
             if not self._root:

@@ -58,6 +58,7 @@ class Partitioned:
         params = self._total("elements") * ITEMSIZE[self.conventions.numerics.param_dtype]
         return [
             Held("params", params, "parameters"),
+            Held("params", self._total("frozen_bytes"), "frozen parameters"),
             Held("optimizer_states", self._states_bytes, "masters and optimizer states"),
         ]
 

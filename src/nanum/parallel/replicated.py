@@ -87,7 +87,7 @@ class Replicated:
         n, elements = self.conventions.numerics, self._total("elements")
         mine = self._owned()
         return [
-            Held("params", self._total("padded_elements") * ITEMSIZE[n.param_dtype], "parameters"),
+            Held("params", self._total("whole_bytes"), "parameters"),
             Held("optimizer_states", mine.states_bytes + mine.counters_bytes, "optimizer states"),
             Held("buffers", elements * ITEMSIZE[n.grad_dtype] * self._ddp, "DDP's buckets"),
         ]

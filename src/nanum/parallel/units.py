@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from nanum.arrays import most
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import ITEMSIZE, Conventions, bytes_of
 from nanum.operators.tape import collective
 from nanum.program import Collective, Node, Phase, Repeat
 from nanum.sharding import EXPERT_ZERO_AXES, ZERO_AXES, Shapes, Split, Tensor, places, reshard
@@ -41,10 +41,12 @@ class Unit:
     gathers: tuple[Collective, ...]  # one for each mesh that weights are stored over
     reduce: tuple[Collective, ...]
     tp_sum: Collective | None  # of norm weights, where it was left for the reduction
-    elements: Any  # as computed with
+    elements: Any  # trained ones, as computed with
     stored_elements: Any  # as ZeRO stores it, padded
-    padded_elements: Any  # as computed with, in the storage that DTensor cut them into: padded over tp
-    own_elements: Any  # of them without padding: those that the optimizer has states for
+    stored_bytes: Any  # of these, each in the dtype it is stored in
+    whole_bytes: Any  # as computed with, in the storage that DTensor cut them into: padded over tp
+    cast_bytes: Any  # of a shard's copy in another dtype than it is stored in, to be gathered
+    own_elements: Any  # of trained ones without padding: those that the optimizer has states for
     largest_elements: Any  # of one tensor, of own_elements
     states_bytes: Any  # of the optimizer's states for own_elements
     counters_bytes: Any  # of its counts of steps
@@ -80,8 +82,8 @@ class Unit:
         reduce = tuple(c.times(presence, take) for c in self.reduce)
         return Unit(
             tuple(c.times(presence, take) for c in self.gathers),
-            reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements),
-            scale(self.padded_elements), scale(self.own_elements), scale(self.largest_elements),
+            reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements), scale(self.stored_bytes),
+            scale(self.whole_bytes), scale(self.cast_bytes), scale(self.own_elements), scale(self.largest_elements),
             scale(self.states_bytes), scale(self.counters_bytes), scale(self.tensors), scale(self.weights_bytes),
             scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes),
             scale(self.shard_bytes), tuple(map(scale, self.sizes)), self.divided, tuple(map(scale, self.states)),
@@ -104,7 +106,9 @@ class Unit:
             _both(self.tp_sum, other.tp_sum),
             self.elements + other.elements,
             self.stored_elements + other.stored_elements,
-            self.padded_elements + other.padded_elements,
+            self.stored_bytes + other.stored_bytes,
+            self.whole_bytes + other.whole_bytes,
+            self.cast_bytes + other.cast_bytes,
             self.own_elements + other.own_elements,
             most(self.largest_elements, other.largest_elements),
             self.states_bytes + other.states_bytes,
@@ -151,9 +155,10 @@ def _both(a: Collective | None, b: Collective | None) -> Collective | None:
 
 
 def _add(a: Collective, b: Collective) -> Collective:
-    """One exchange of both."""
+    """One exchange of both: as bytes, where they are of several dtypes."""
     both = a.beside(b)
-    return replace(both, calls=(both.calls > 0) * 1)
+    dtype = a.dtype if a.dtype == b.dtype else "uint8"
+    return replace(both, calls=(both.calls > 0) * 1, dtype=dtype)
 
 
 def unit(
@@ -167,7 +172,8 @@ def unit(
 ) -> Unit:
     """The unit of FSDP2: each weight is stored as a shard of its first dim, padded to equal shards, and so are its
     gradient and all that is exchanged; the optimizer sees what is not padding (`_fsdp_param.py`: `_sharded_param_data`
-    beside `sharded_size`). Where weights are stored `whole`, their gradients are wanted whole by all data ranks.
+    beside `sharded_size`). Where weights are stored `whole`, their gradients are wanted whole by all data ranks. A
+    weight without a gradient is stored and gathered, and no more.
     """
     weights = tuple(weights)
     meshes = [[w for w in weights if zero_axes(w) == axes] for axes in dict.fromkeys(map(zero_axes, weights))]
@@ -194,7 +200,9 @@ def _group(
     tp_sum: Collective | None = None
     elements: Any = 0
     stored_elements: Any = 0
-    padded_elements: Any = 0
+    stored_bytes: Any = 0
+    whole_bytes: Any = 0
+    cast_bytes: Any = 0
     own_elements: Any = 0
     largest_elements: Any = 0
     weights_bytes: Any = 0
@@ -211,10 +219,14 @@ def _group(
             gathers = _joined(gathers, (node,))
         shard = shapes.elements(w.dims, at_rest.split)
         ranks = shapes.ranks(axes)
-        weights_bytes = weights_bytes + shard * ranks * ITEMSIZE[w.dtype]
+        sent, stored_as = bytes_of(shard, w.dtype), numerics.stored_dtype(w.dtype, trained=w in grads)
+        weights_bytes = weights_bytes + sent * ranks
+        stored_elements, stored_bytes = stored_elements + shard, stored_bytes + bytes_of(shard, stored_as)
+        whole_bytes = whole_bytes + bytes_of(own.first(("tp",)).elements(w.dims, w.split), stored_as)
+        cast_bytes = cast_bytes + sent * (stored_as != w.dtype)
+        if w not in grads:
+            continue
         elements = elements + shapes.elements(w.dims, w.split)
-        stored_elements = stored_elements + shard
-        padded_elements = padded_elements + own.first(("tp",)).elements(w.dims, w.split)
         mine = own.elements(w.dims, at_rest.split)
         own_elements, largest_elements = own_elements + mine, most(largest_elements, mine)
         states_bytes = states_bytes + numerics.states.bytes(w.dims, own.shape(w.dims, at_rest.split))
@@ -229,13 +241,14 @@ def _group(
             reduce = _joined(reduce, (node,))
         reduce_bytes = reduce_bytes + shard * ranks * ITEMSIZE[numerics.grad_dtype]
         shard_bytes = shard_bytes + shard * ITEMSIZE[numerics.param_dtype]
-    last = own.bytes(grads[weights[-1]]) if weights else 0  # a head's norm may have no weights
     apart = any("ep" in w.stays for w in weights)
     alone = (own.ranks(EXPERT_ZERO_AXES) == 1) * 1 if apart else 0
+    weights = [w for w in weights if w in grads]
+    last = own.bytes(grads[weights[-1]]) if weights else 0  # a head's norm may have no weights
     states = tuple(numerics.states.bytes(w.dims, own.shape(w.dims, w.split)) for w in weights)
     counters = tuple(numerics.states.counter_bytes(w.dims) for w in weights)
     return Unit(
-        gathers, reduce, tp_sum, elements, stored_elements, padded_elements, own_elements,
+        gathers, reduce, tp_sum, elements, stored_elements, stored_bytes, whole_bytes, cast_bytes, own_elements,
         largest_elements, states_bytes, sum(counters), len(weights), weights_bytes, weights_bytes * (1 - alone),
         grads_bytes, last, reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
         tuple(bool(w.stays) for w in weights), states, counters, hidden_matrices(own, weights), alone,

@@ -29,7 +29,7 @@ from nanum.model import Model
 from nanum.once import Once
 from nanum.parallel.chunks import RankStep
 from nanum.parallel.pipeline import Step
-from nanum.prediction.reference import parameters, reference
+from nanum.prediction.reference import Reference, parameters, reference
 from nanum.rules import GENERAL, broken
 
 RANGE = (0.8, 1.4)
@@ -290,9 +290,14 @@ class Prediction:
         }
 
     @property
+    def reference(self) -> Reference:
+        """What the model is, trained so, whatever the layout."""
+        return reference(self.model, self.job.seq_len, self.job.trained)
+
+    @property
     def model_flops(self) -> float:
-        """Of the whole job in a step: forward and backward, attention causal, nothing recomputed."""
-        return reference(self.model, self.job.seq_len).model_flops_per_sequence * self.job.global_batch_size
+        """Of the whole job in a step: forward and backward of what needs it, attention causal, nothing recomputed."""
+        return self.reference.model_flops_per_sequence * self.job.global_batch_size
 
     @property
     def peak_flops_per_second(self) -> float:

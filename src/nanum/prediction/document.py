@@ -82,13 +82,14 @@ def unmodelled(layout: Layout) -> list[str]:
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:
     """What was asked, whatever the layout."""
-    counted = reference(model, job.seq_len)
+    counted = reference(model, job.seq_len, job.trained)
     return {
         "engine": {"name": engine.name, "version": engine.version},
         "model": {
             "name": model.name,
             "parameters": counted.parameters,
             "active_parameters": counted.active_parameters,
+            "trained_parameters": counted.trained_parameters,
         },
         "job": asdict(job),
         "cluster": {

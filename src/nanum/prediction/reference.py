@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from nanum import engines
 from nanum.account.traffic import flops
+from nanum.blocks.layer import LayerKinds
 from nanum.build import build, emit_bodies
-from nanum.job import Job
+from nanum.job import ALL, Job, Trained
 from nanum.layout import Layout, Structure
 from nanum.model import Experts, Layer, Model
 from nanum.sharding import Shapes, Tensor
@@ -21,15 +22,16 @@ class Reference:
 
     parameters: int
     active_parameters: int  # that a token meets: of experts, those that it is sent to
+    trained_parameters: int
     model_flops_per_sequence: float
 
 
 @lru_cache(maxsize=256)
-def reference(model: Model, seq_len: int) -> Reference:
-    """Parameters, those that are active, and the FLOPs of a sequence forward and backward: matmuls and causal
-    attention, none recomputed.
+def reference(model: Model, seq_len: int, trained: Trained = ALL) -> Reference:
+    """Parameters, those that are active and those that are trained, and the FLOPs of a sequence forward and backward:
+    matmuls and causal attention, none recomputed. Adapters count as parameters.
     """
-    job = Job(seq_len, 1, "fp32")
+    job = Job(seq_len, 1, "fp32", trained=replace(trained, quantize="none"))
     engine = engines.load("torch")
     layout = Layout(structure=Structure(zero=0))
     bodies = emit_bodies(model, job, layout, engine)
@@ -40,19 +42,22 @@ def reference(model: Model, seq_len: int) -> Reference:
 
     each = parts.shapes.zip(parts.bodies).map(lambda both: elements(both[0], both[1].weights))
     shared = elements(parts.shapes.embedding, [parts.table]) if model.tie_word_embeddings else 0
-    layers = _over_layers(model, each.layers)
+    kinds = parts.layers
+    layers = _over_layers(kinds, each.layers)
+    moved = parts.shapes.zip(parts.bodies).map(lambda both: elements(both[0], both[1].weight_grads))
+    trains = moved.embedding + _over_layers(kinds, moved.layers) + moved.head - shared * trained.ends
     total = each.embedding + layers + each.head + sum(times * _corrections(model, kinds) for times, kinds in model.runs)
     step = build(model, job, layout, engine, 0, bodies)
     idle = [
         _idle(kind, elements(shapes, (w for w in body.weights if w.name.startswith("expert_"))))
-        for kind, shapes, body in zip(model.kinds, parts.shapes.layers, parts.bodies.layers, strict=True)
+        for kind, shapes, body in zip(kinds.kinds, parts.shapes.layers, parts.bodies.layers, strict=True)
     ]
-    active = total - shared - _over_layers(model, idle)
-    return Reference(total - shared, active, float(flops(step.program)))
+    active = total - shared - _over_layers(kinds, idle)
+    return Reference(total - shared, active, trains, float(flops(step.program)))
 
 
-def _over_layers(model: Model, of_kinds: Sequence[int]) -> int:
-    return sum(times * of_kinds[kind] for times, kinds in model.runs for kind in kinds)
+def _over_layers(layers: LayerKinds, of_kinds: Sequence[int]) -> int:
+    return sum(times * of_kinds[kind] for times, kinds in layers.runs for kind in kinds)
 
 
 def _idle(kind: Layer, experts: int) -> int:

@@ -26,6 +26,7 @@ from nanum.layout import (
 from nanum.model import Experts, Layer, Mlp, Model
 from nanum.rules.experts import OF_EXPERTS
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
+from nanum.rules.trained import OF_TRAINED, OF_TRAINED_JOB
 
 __all__ = ["GENERAL", "OF_JOB", "OF_LAYOUT", "Rule", "broken"]
 
@@ -314,6 +315,7 @@ OF_JOB = (
     *(_choice_rule(name) for name in ("precision", "optimizer")),
     PRECISION,
     POSITIONS,
+    *OF_TRAINED_JOB,
     TOO_LARGE_TO_COUNT,
 )
 """Rules that hold for every layout: they look at the model, the job and the cluster."""
@@ -333,6 +335,7 @@ OF_LAYOUT = (
     *(_heads_rule(name) for name in ("num_attention_heads", "num_key_value_heads")),
     RING_KERNEL,
     *OF_EXPERTS,
+    *OF_TRAINED,
     VIRTUAL_STAGES,
     NO_PIPELINE,
 )

@@ -1,0 +1,41 @@
+"""What of a decoder is trained: adapters beside its linear layers (LoRA), and which of its own weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nanum.job import Trained
+from nanum.live.decoder import Decoder
+
+SCALE = 2.0
+"""Of what an adapter adds: PEFT's lora_alpha / r."""
+
+
+class AdaptedLinear(nn.Linear):
+    """`W x + s B A x`, in the order of PEFT and torchtitan."""
+
+    lora_a: nn.Linear
+    lora_b: nn.Linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        base = super().forward(x)
+        return base + self.lora_b(self.lora_a(x)) * SCALE
+
+
+def train(model: Decoder, trained: Trained) -> None:
+    """Give the layers their adapters, and freeze what is not trained."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained.layers if name.startswith("layers.") else trained.ends)
+    if trained.lora_rank:
+        for layer in model.layers.values():
+            within = layer if trained.lora_targets == "all" else layer.get_submodule("attention")
+            for linear in [module for module in within.modules() if isinstance(module, nn.Linear)]:
+                adapt(linear, trained.lora_rank)
+
+
+def adapt(linear: nn.Linear, rank: int) -> None:
+    """Make it an adapted one, whose own weight keeps its name."""
+    linear.__class__ = AdaptedLinear
+    linear.lora_a = nn.Linear(linear.in_features, rank, bias=False)
+    linear.lora_b = nn.Linear(rank, linear.out_features, bias=False)
