@@ -148,6 +148,8 @@ def _not_run(reader: Reader, job: Job, layout: Layout) -> list[str]:
     found = []
     if reader.word("bucket_cap_mb") and (layout.structure.zero == 3 or layout.data_ranks == 1):
         found.append("--bucket-cap-mb is DDP's, and this layout has none: --zero 0 or 1 over several data ranks")
+    if layout.structure.zero == 3 and layout.dp_shard * layout.cp == 1:
+        found.append("--zero 3 with one rank of dp_shard and cp: FSDP2 has nothing to shard, and is not run: --zero 0")
     if job.trained.quantize != "none":
         found.append(f"--quantize {job.trained.quantize} is predicted, and not run here")
     if job.precision == "fp16":
@@ -160,14 +162,21 @@ def _not_run(reader: Reader, job: Job, layout: Layout) -> list[str]:
 
 
 def too_large(case: Case, free_bytes: int) -> str | None:
-    """Why a case does not fit this machine's memory, where it does not."""
+    """Why a case does not fit this machine's memory, where it does not: all ranks at their fullest stage's peak or,
+    before that, a whole model on the first rank of each stage, which it is compared with.
+    """
     from nanum.engines.torch import on_gloo
+    from nanum.layout import Layout, Structure
     from nanum.units import GIB
     from nanum.verify.expected import expected
 
-    engine = on_gloo()
-    one = expected(case.model, case.job, case.layout, engine, case.layout.place(0)).memory["allocated_peak"]
-    need = case.ranks * one
+    engine, layout, first = on_gloo(), case.layout, case.layout.place(0)
+
+    def peak(at: Layout, stage: int) -> int:
+        return expected(case.model, case.job, at, engine, {**first, "pp": stage}).memory["allocated_peak"]
+
+    alone = Layout(micro_batch_size=layout.micro_batch_size, structure=Structure(zero=0))
+    need = max(case.ranks * max(peak(layout, stage) for stage in range(layout.pp)), layout.pp * peak(alone, 0))
     if need <= free_bytes:
         return None
     return (
@@ -178,7 +187,8 @@ def too_large(case: Case, free_bytes: int) -> str | None:
 
 def mesh_words(case: Case) -> str:
     """`dp_shard 2 · tp 2`, as a person reads a layout."""
-    parts = [f"{axis} {size}" for axis, size in case.layout.sizes.items() if size > 1]
+    sizes = case.layout.sizes | ({"ep": case.layout.ep} if case.layout.structure.own_experts else {})
+    parts = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
     return " · ".join(parts) if parts else "nothing divided"
 
 
