@@ -75,6 +75,15 @@ def test_a_window_s_flops_and_bytes() -> None:
     assert saved(wide) == saved(narrow)
 
 
+def test_an_encoder_computes_the_whole_square_of_scores() -> None:
+    """Twice the FLOPs of attention that sees what is before alone, and the same bytes."""
+    causal, whole = model(), model(attention=Attention(A, G, HEAD, causal=False))
+    layout = Layout(micro_batch_size=B, structure=Structure(zero=1))
+    both = [float(flops(build(m, Job(S, B), layout, MEGATRON, 0).program)) for m in (causal, whole)]
+    assert both[1] - both[0] == 3 * 4 * L * B * H * S * S / 2
+    assert saved(causal) == saved(whole)
+
+
 def test_layers_with_and_without_a_window() -> None:
     full, sliding = Layer(Attention(A, G, HEAD), PLAIN), Layer(Attention(A, G, HEAD, window=16), PLAIN)
     layout = Layout(micro_batch_size=B, structure=Structure(zero=1))
@@ -236,12 +245,19 @@ def test_linear_attention_exchanges_what_attention_does(linear: LinearAttention,
     assert others[0] == others[1]
 
 
-def test_linear_attention_is_not_divided_over_the_sequence() -> None:
-    structure = Structure(zero=3, cp_kind="ring")
-    reasons = broken(
-        GENERAL, model(attention=DELTA), Job(S, 8), cluster("1x2xh100-sxm"), Layout(cp=2, structure=structure)
-    )
-    assert reasons == ["cp=2 would pass the state of a model's linear attention from rank to rank: not modelled"]
+@pytest.mark.parametrize(
+    ("attention", "said"),
+    [
+        (DELTA, "cp=2 would pass the state of a model's linear attention from rank to rank: not modelled"),
+        (
+            Attention(A, G, HEAD, causal=False),
+            "cp=2 is modelled for causal attention, and a model sees the tokens that follow",
+        ),
+    ],
+)
+def test_what_is_not_divided_over_the_sequence(attention: Any, said: str) -> None:
+    layout = Layout(cp=2, structure=Structure(zero=3, cp_kind="ring"))
+    assert broken(GENERAL, model(attention=attention), Job(S, 8), cluster("1x2xh100-sxm"), layout) == [said]
 
 
 # --- what is exchanged ------------------------------------------------------------------------------------------------

@@ -208,6 +208,22 @@ def test_which_projections_have_biases() -> None:
     assert biases("phi-3.5-moe") == (True, True, False)
 
 
+def test_bert_sees_all_and_roberta_leaves_two_rows_of_positions() -> None:
+    """Devlin et al. 2018: post-norm layers, segments, and a head with a layer of its own; fairseq's padding takes two
+    rows of RoBERTa's 514.
+    """
+    bert, roberta = load("bert-base-uncased"), load("roberta-base")
+    assert (bert.token_types, bert.max_position_embeddings, bert.unused_positions) == (2, 512, 0)
+    assert (roberta.token_types, roberta.max_position_embeddings, roberta.unused_positions) == (1, 512, 2)
+    for model in (bert, roberta):
+        assert isinstance(model.attention, Attention)
+        assert not model.attention.causal
+        assert model.placement == "post_residual"
+        assert model.head_transform
+        assert model.head_bias
+        assert not model.final_norm
+
+
 # --- other names, other parts -----------------------------------------------------------------------------------------
 def test_keys_that_have_two_names() -> None:
     config = {**CONFIGS["bloom-560m"]}
@@ -253,6 +269,8 @@ def test_published_weights_may_be_quantized_where_they_are_published_so() -> Non
         ("deepseek-v2", {"qk_rope_head_dim": 63}, "qk_rope_head_dim=63 is odd"),
         ("smollm3-3b", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for num_hidden_layers=36"),
         ("gemma-2-9b", {"layer_types": ["chunked_attention"] * 42}, "full_attention or sliding_attention"),
+        ("bert-base-uncased", {"position_embedding_type": "relative_key"}, "is not absolute, and no other"),
+        ("roberta-base", {"max_position_embeddings": 2}, "is not a whole number from 3"),
         ("opt-125m", {"activation_dropout": 0.1}, "dropout within a feed-forward block"),
     ],
 )

@@ -349,8 +349,9 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
         "D": model.hidden_size,
         "V": -(-model.vocab_size // multiple) * multiple,
         "P": model.max_position_embeddings + model.unused_positions,
-        "W": model.embedding_size or 0,
+        "W": model.embedding_size or model.hidden_size,
         "R": job.trained.lora_rank,
+        "types": model.token_types,
         "pair": 2,
     }
 

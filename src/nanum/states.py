@@ -28,7 +28,7 @@ none)."""
 ELEMENTWISE: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "sgd", "lion")
 """Optimizers of which a flat buffer may be cut anywhere: an element's states are its own."""
 _COUNTED: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adafactor")
-TABLES = frozenset({"V", "P"})
+TABLES = frozenset({"V", "P", "types"})
 """Dims whose rows are looked up: tokens and positions."""
 
 

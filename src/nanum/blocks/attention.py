@@ -40,7 +40,7 @@ def self_attention(t: Tape, h: Tensor, a: Attention, splits: Streams, *, turns: 
     if a.qk_norm != "none":
         q, k = _normed(t, q, "q_norm", a), _normed(t, k, "k_norm", a)
     rotated = (rotary(t, q, a.rotary_dim), rotary(t, k, a.rotary_dim)) if turns and a.rotary_dim else (q, k)
-    core = context_attention(t, *rotated, v, a.dropout, Window(a.window, a.chunked))
+    core = context_attention(t, *rotated, v, a.dropout, Window(a.window, a.chunked, a.causal))
     if a.sinks:
         core = _drained(t, core)
     if gate is not None:

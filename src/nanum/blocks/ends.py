@@ -10,7 +10,7 @@ from nanum.conventions import ITEMSIZE, Conventions
 from nanum.job import ALL, Trained
 from nanum.layout import Structure
 from nanum.model import Model
-from nanum.operators.elementwise import capped, dropout, residual
+from nanum.operators.elementwise import activated, capped, dropout, residual
 from nanum.operators.loss import cross_entropy
 from nanum.operators.matmul import embedding, linear
 from nanum.operators.norm import norm
@@ -31,11 +31,16 @@ def embedding_body(
         x = embedding(tape, ids, "embedding", ("V", width(model)), splits.stream, added=both)
         if model.embedding_size:
             x = linear(tape, x, "project_in", ("D", "W"), {}, ("B", "S", "D"), splits.stream)
-        if model.embedding_norm:
-            x = norm(tape, x, "embedding_norm", model.norm)
+        if model.token_types:
+            types = Tensor("types", ("B", "S", "types"), splits.stream, "onehot")
+            x = residual(
+                tape, x, embedding(tape, types, "token_types", ("types", "D"), splits.stream, split_rows=False)
+            )
         if model.position == "learned":
             positions = Tensor("positions", ("B", "S", "P"), splits.stream, "onehot")
             x = residual(tape, x, embedding(tape, positions, "positions", ("P", "D"), splits.stream, split_rows=False))
+        if model.embedding_norm:
+            x = norm(tape, x, "embedding_norm", model.norm)
         if model.position == "rotary" and conventions.rope_in_forward:
             rotary_tables(tape, model)
         return dropout(tape, x, model.hidden_dropout * model.drops_embedding)
@@ -78,7 +83,8 @@ class PositionTables:
             dtype = conventions.numerics.compute_dtype
             there = not conventions.rope_in_forward
             return cls(dtype, _tables_bytes(model, shapes.part("S", ("cp",)), dtype) * there, 0)
-        return cls("int64", 0, ITEMSIZE["int64"] * shapes.part("S", Streams.of(structure).stream["S"]))
+        tables = (model.position == "learned") + (model.token_types > 0)
+        return cls("int64", 0, tables * ITEMSIZE["int64"] * shapes.part("S", Streams.of(structure).stream["S"]))
 
 
 def rotary_angles_bytes(model: Model, conventions: Conventions, rows: Any) -> Any:
@@ -104,11 +110,14 @@ def head_body(
 
     def head() -> None:
         h = norm(tape, y, "norm", model.norm) if model.final_norm else y
-        if model.embedding_size:
+        if model.head_transform:
+            h = linear(tape, h, "head_dense", ("W", "D"), {}, ("B", "S", "W"), splits.stream, bias=True)
+            h = norm(tape, activated(tape, "gelu", h), "head_norm", model.norm)
+        elif model.embedding_size:
             h = linear(tape, h, "project_out", ("W", "D"), {}, ("B", "S", "W"), splits.stream)
         vocabulary = tape.tp if conventions.loss_parallel else ()
         want = {**splits.whole, "V": vocabulary}
-        table = "V", width(model)
+        table = "V", h.dims[-1]
         logits = linear(tape, h, "head", table, split, ("B", "S", "V"), want, bias=model.head_bias)
         if model.logit_cap is not None:
             logits = capped(tape, logits)

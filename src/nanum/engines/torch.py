@@ -20,7 +20,11 @@ from nanum.model import Model
 from nanum.rules import Rule
 from nanum.states import States
 
-PRODUCTS = ("wq", "wk", "wv", "wo", "gate", "up", "down")
+PRODUCTS = (
+    *("wq", "wk", "wv", "wo", "wq_gate", "gate", "up", "down"),
+    *("wq_down", "wq_up", "wkv_down", "wkv_up", "wqkv", "wgate", "wrates"),
+    *("router", "shared_gate", "shared_up", "shared_down"),
+)
 """Of a layer's linear layers: what selective recompute keeps, with attention and reductions."""
 
 

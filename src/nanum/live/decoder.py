@@ -29,6 +29,11 @@ def local_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
+def whole_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Of an encoder, which sees what follows too."""
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
 class SelfAttention(nn.Module):
     def __init__(self, hidden_size: int, a: Attention) -> None:
         super().__init__()
@@ -44,7 +49,7 @@ class SelfAttention(nn.Module):
         self.q_norm, self.k_norm = norms
         self.whole_norm = a.qk_norm == "width"
         self.wo = nn.Linear(queries, hidden_size, bias=a.output_bias)
-        self.core: Core = local_attention
+        self.core: Core = local_attention if a.causal else whole_attention
 
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
         q, k, v = self.wq(x), self.wk(x), self.wv(x)
@@ -117,6 +122,7 @@ class Decoder(nn.Module):
     """
 
     places: torch.Tensor | None
+    segments: Any  # of each token: one, the first
     cos: torch.Tensor | None
     sin: torch.Tensor | None
 
@@ -125,15 +131,21 @@ class Decoder(nn.Module):
         wide, narrow = m.hidden_size, m.embedding_size
         self.embedding = nn.Embedding(m.vocab_size, narrow or wide) if embeds else None
         self.project_in = nn.Linear(narrow, wide, bias=False) if embeds and narrow else None
-        self.embedding_norm = new_norm(m) if embeds and m.embedding_norm else None
+        self.token_types = nn.Embedding(m.token_types, wide) if embeds and m.token_types else None
         learned = m.position == "learned" and embeds
         self.positions = nn.Embedding(m.max_position_embeddings + m.unused_positions, wide) if learned else None
+        self.embedding_norm = new_norm(m) if embeds and m.embedding_norm else None
         self.layers = nn.ModuleDict({str(i): new_layer(m, m.layers[i]) for i in layers})
         self.norm = new_norm(m) if heads and m.final_norm else None
-        self.project_out = nn.Linear(wide, narrow, bias=False) if heads and narrow else None
+        self.project_out: nn.Module | None = None
+        if heads and m.head_transform:
+            self.project_out = nn.Sequential(nn.Linear(wide, wide), nn.GELU(), new_norm(m))
+        elif heads and narrow:
+            self.project_out = nn.Linear(wide, narrow, bias=False)
         self.head = nn.Linear(narrow or wide, m.vocab_size, bias=m.head_bias) if heads else None
         turns = rotary_tables(m.rotary_dim, positions) if m.position == "rotary" else (None, None)
         self.register_buffer("places", positions + m.unused_positions if learned else None, persistent=False)
+        self.register_buffer("segments", torch.zeros_like(positions) if self.token_types else None, persistent=False)
         for name, table in zip(("cos", "sin"), turns, strict=True):
             self.register_buffer(name, table, persistent=False)
         self.logit_cap = m.logit_cap
@@ -151,10 +163,12 @@ class Decoder(nn.Module):
             x = self.embedding(x)
             if self.project_in is not None:
                 x = self.project_in(x)
-            if self.embedding_norm is not None:
-                x = self.embedding_norm(x)
+            if self.token_types is not None:
+                x = x + self.token_types(self.segments.expand(len(x), -1))
             if self.positions is not None and self.places is not None:
                 x = x + self.positions(self.places.expand(len(x), -1))
+            if self.embedding_norm is not None:
+                x = self.embedding_norm(x)
         rotary = None if self.cos is None or self.sin is None else (self.cos, self.sin)
         for layer in self.layers.values():
             x = layer(x, rotary)

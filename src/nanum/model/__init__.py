@@ -35,7 +35,7 @@ Run = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only model: `num_hidden_layers` layers between an embedding and a head.
+    """A decoder, or an encoder that fills in tokens: `num_hidden_layers` layers between an embedding and a head.
 
     `attention` and `mlp` are those of the ordinary layer, and of every layer where no others are named: `leading` are
     the first layers, and after them `alternates` come before each ordinary one, in turn, until there are enough.
@@ -56,9 +56,11 @@ class Model:
     leading: tuple[Layer, ...] = ()
     alternates: tuple[Layer, ...] = ()
     placement: Placement = "pre"
-    embedding_norm: bool = False  # of the embedding's rows (BLOOM)
+    embedding_norm: bool = False  # of the embedding's rows, and what is added to them (BLOOM)
     final_norm: bool = True  # before the head
     head_bias: bool = False
+    head_transform: bool = False  # a linear layer, GELU and a norm before the head (BERT)
+    token_types: int = 0  # rows of a table of which each token has one (BERT's segments)
     logit_cap: float | None = None  # logits are `cap * tanh(logits / cap)` (Gemma 2)
     embedding_size: int | None = None  # where rows of the table are narrower, and projected (OPT-350m)
     unused_positions: int = 0  # rows of the learned table before the first position (OPT)

@@ -30,8 +30,9 @@ class Attention:
     """Multi-head or grouped-query attention; `num_key_value_heads == num_attention_heads` is MHA.
 
     A token sees itself and those before it: all, or the last `window` (itself among them), or those of its own chunk of
-    `window` tokens. `rotary` is how many entries of a head rotary positions turn: None is all of them, 0 none in this
-    layer. Soft caps of the scores change neither a shape nor what a kernel reads and writes, and are not stated.
+    `window` tokens; where attention is not `causal` it sees all. `rotary` is how many entries of a head rotary
+    positions turn: None is all of them, 0 none in this layer. Soft caps of the scores change neither a shape nor what a
+    kernel reads and writes, and are not stated.
     """
 
     num_attention_heads: int
@@ -45,6 +46,7 @@ class Attention:
     chunked: bool = False
     rotary: int | None = None
     sinks: bool = False  # a learned score for each head, beside those of the keys (gpt-oss)
+    causal: bool = True
     gated: bool = False  # the output is scaled by the sigmoid of a second projection of the input (Qwen3-Next)
 
     @property

@@ -92,9 +92,11 @@ def _unknown(model_type: Any) -> str:
     said = f"'{cut_short(model_type)}'" if isinstance(model_type, str) else _as_written(model_type)
     if isinstance(model_type, str) and model_type in NOT_YET:
         return f"model_type {said} is not modelled yet: it has {NOT_YET[model_type]} ({known})"
+    close = difflib.get_close_matches(str(model_type), (*TYPES, *TEXT_PARTS), n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
     return (
-        f"model_type {said} is not modelled ({known}); a decoder that computes the same as one of these can be stated "
-        "by its keys"
+        f"model_type {said} is not modelled ({hint}{known}); a model that computes the same as one of these can be "
+        "stated by its keys"
     )
 
 

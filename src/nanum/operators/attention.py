@@ -20,16 +20,21 @@ from nanum.sharding import Tensor
 
 @dataclass(frozen=True)
 class Window:
-    """Which keys a token sees, of itself and those before: all (None), the last `size`, or those of its own chunk."""
+    """Which keys a token sees, of itself and those before: all (None), the last `size`, or those of its own chunk. In
+    an encoder, those after it too.
+    """
 
     size: int | None = None
     chunked: bool = False
+    causal: bool = True
 
     def keys(self, rows: Any) -> Any:
         """Twice the keys that each of `rows` tokens sees on average, its own counted as half: `rows` where it sees all,
         since the causal half of the square of scores is rows²/2. Of a window of w, the first tokens see 1, 2, … and all
         from the w-th on see w; chunks are squares of their own.
         """
+        if not self.causal:
+            return 2 * rows
         if self.size is None:
             return rows
         if self.chunked:

@@ -37,8 +37,19 @@ def pointwise(t: Tape, name: str, xs: tuple[Tensor, ...], *, saves: bool = True,
 def activated(t: Tape, name: str, x: Tensor) -> Tensor:
     """An activation. PyTorch's relu keeps what it wrote, the others what they read; an eager squared relu is both."""
     if name == "relu2" and "activation" not in t.conventions.fused:
-        return pointwise(t, "square", (known_by_result(t, "relu", x),))
+        return square(t, known_by_result(t, "relu", x))
     return known_by_result(t, name, x) if name == "relu" else pointwise(t, name, (x,))
+
+
+def square(t: Tape, x: Tensor) -> Tensor:
+    """PyTorch's power: backward makes `x`, twice it, and that times the gradient, each a tensor."""
+    y = t.kernel("pow", (x,), x)
+
+    def transpose() -> None:
+        d, power = t.grad(y), t.kernel("pow", (x,), x)
+        t.add_grad(x, t.kernel("mul", (d, t.kernel("mul", (power,), x)), x, holds=(power, x)))
+
+    return t.then(y, transpose)
 
 
 def known_by_result(t: Tape, name: str, x: Tensor) -> Tensor:

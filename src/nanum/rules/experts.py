@@ -1,4 +1,4 @@
-"""What makes a division of experts impossible, and of attention through a latent vector."""
+"""What makes a division of experts impossible, and of attention that is not by heads of causal keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from nanum.cluster import Cluster
 from nanum.job import Job
 from nanum.layout import AXES, REGROUPED, Layout
-from nanum.model import Experts, LatentAttention, LinearAttention, Model
+from nanum.model import Attention, Experts, LatentAttention, LinearAttention, Model
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide
 
 
@@ -87,6 +87,10 @@ ORDER = Rule(
 )
 
 
+def _sees_all(a: Attention | LatentAttention | LinearAttention) -> bool:
+    return isinstance(a, Attention) and not a.causal
+
+
 def _latent(model: Model) -> bool:
     return any(isinstance(layer.attention, LatentAttention) for layer in model.kinds)
 
@@ -114,4 +118,12 @@ LINEAR_CONTEXT = Rule(
     ),
 )
 
-OF_EXPERTS = (NO_EXPERTS, EXPERTS, RANKS, WIDTHS, TOKENS, ORDER, LATENT_RING, LINEAR_CONTEXT)
+ENCODER_CONTEXT = Rule(
+    "attention in both directions over context-parallel ranks",
+    lambda model, job, cluster, layout: (layout.cp > 1) & any(_sees_all(layer.attention) for layer in model.kinds),
+    lambda model, job, cluster, layout: (
+        f"cp={layout.cp} is modelled for causal attention, and {model.name} sees the tokens that follow"
+    ),
+)
+
+OF_EXPERTS = (NO_EXPERTS, EXPERTS, RANKS, WIDTHS, TOKENS, ORDER, LATENT_RING, LINEAR_CONTEXT, ENCODER_CONTEXT)

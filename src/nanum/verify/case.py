@@ -33,6 +33,7 @@ def not_run(model: Model, job: Job, layout: Layout) -> list[str]:
     whole = {
         "norms of all heads at once": any(a.qk_norm == "width" for a in plain),
         "a narrow table": model.embedding_size is not None,
+        "a layer of the head's own": model.head_transform,
     }
     axes = [f"{axis}={size}" for axis in ("tp", "cp", "etp") if (size := _size(layout, axis)) > 1]
     found = [f"{model.name} has {what}, which is not run here" for what, so in never.items() if so]

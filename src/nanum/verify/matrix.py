@@ -140,6 +140,9 @@ MATRIX = (
     _ask("a narrow table, ddp 2", model="narrow", dp_replicate=2, **_DDP),
     _ask("a narrow table, fsdp 2, bf16", model="narrow", dp_shard=2, precision="bf16", **_FULLY),
     _ask("bare norms and gates, tp 2", model="bare", tp=2),
+    _ask("an encoder, bf16", model="encoder", precision="bf16"),
+    _ask("an encoder, ddp 2", model="encoder", dp_replicate=2, **_DDP),
+    _ask("an encoder, fsdp 2", model="encoder", dp_shard=2, tied=False, **_FULLY),
     # composed
     _ask("fsdp 2 x tp 2", dp_shard=2, tp=2, quick=True, **_FULLY),
     _ask("fsdp 2 x tp 2, uneven vocabulary, bf16", dp_shard=2, tp=2, vocab=1001, precision="bf16", **_FULLY),

@@ -83,6 +83,18 @@ NARROW = replace(
     mlp=Mlp(512, gated=False, activation="relu", bias=True),
 )
 """As OPT-350m: norms of the sum with the residual, a narrow table, positions from the third row on, ReLU."""
+ENCODER = replace(
+    GPT,
+    name="encoder",
+    placement="post_residual",
+    attention=Attention(8, 8, 16, qkv_bias=True, output_bias=True, causal=False),
+    final_norm=False,
+    embedding_norm=True,
+    token_types=2,
+    head_transform=True,
+    head_bias=True,
+)
+"""As BERT: a token sees those that follow too; a head with a layer of its own."""
 BARE = replace(
     LLAMA,
     name="bare",
@@ -103,5 +115,6 @@ MODELS = {
     "parallel": PARALLEL,
     "parallel two": PARALLEL_TWO,
     "narrow": NARROW,
+    "encoder": ENCODER,
     "bare": BARE,
 }

@@ -34,7 +34,7 @@ def _keys(*, without: tuple[str, ...] = _OF_GROUPS, **more: Key) -> dict[str, Ke
     return {name: key for name, key in decoder_keys(**more).items() if name not in without}
 
 
-def _fits(v: Values) -> Iterator[str]:
+def fits_heads(v: Values) -> Iterator[str]:
     if v["hidden_size"] % v["num_attention_heads"]:
         yield f"num_attention_heads={v['num_attention_heads']} does not divide hidden_size={v['hidden_size']}"
 
@@ -52,7 +52,7 @@ def _gpt_neox(own: Values, name: str, source: str) -> Model:
 
 
 def _fits_gpt_neox(v: Values) -> Iterator[str]:
-    yield from _fits(v)
+    yield from fits_heads(v)
     turned = int(v["hidden_size"] // v["num_attention_heads"] * v["rotary_pct"])
     if turned % 2:
         yield f"rotary_pct={v['rotary_pct']:g} turns {turned} entries of a head, and rotary positions go by pairs"
@@ -162,7 +162,7 @@ def _falcon(v: Values, name: str, source: str) -> Model:
 
 
 def _fits_falcon(v: Values) -> Iterator[str]:
-    yield from _fits(v)
+    yield from fits_heads(v)
     keys = v["num_kv_heads"]
     if v["new_decoder_architecture"] and keys and v["num_attention_heads"] % keys:
         yield f"num_kv_heads={keys} does not divide num_attention_heads={v['num_attention_heads']}"
@@ -197,7 +197,7 @@ FAMILIES = {
             tie_word_embeddings=FLAG.or_(True),
         ),
         _opt,
-        _fits,
+        fits_heads,
     ),
     "bloom": Family(
         {
@@ -212,7 +212,7 @@ FAMILIES = {
             "tie_word_embeddings": FLAG.or_(True),
         },
         _bloom,
-        lambda v: _fits({**v, "num_attention_heads": v["n_head"]}),
+        lambda v: fits_heads({**v, "num_attention_heads": v["n_head"]}),
         {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
     ),
     "mpt": Family(
