@@ -14,8 +14,9 @@ from nanum.job import Trained
 if TYPE_CHECKING:
     from nanum.states import States
 
-ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "uint8": 1, "bool": 1, "onehot": 0}
-"""Bytes of one element. A one-hot operand (token ids) is never materialised."""
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "uint8": 1, "bool": 1, "onehot": 0, "number": 8}
+"""Bytes of one element. A one-hot operand (token ids) is never materialised; a number that multiplies a tensor is
+one of its own to autograd, and not to a checkpoint."""
 
 NF4 = "nf4"
 NF4_BLOCK, NF4_SCALES = 64, 256

@@ -68,8 +68,14 @@ def recomputed(forward: Sequence[Op], backward: Sequence[Op], kept: Kept, *, sto
         again = _what_is_needed(forward, used, kept)
     return [
         op if op.node is None or isinstance(op.node, Mark) else replace(op, node=replace(op.node, phase="recompute"))
-        for op in again
+        for op in map(_without_numbers, again)
     ]
+
+
+def _without_numbers(op: Op) -> Op:
+    """Numbers that autograd saves stay from the first run (torch.utils.checkpoint hooks do not see them)."""
+    numbers = any(t.dtype == "number" for t in op.writes)
+    return replace(op, writes=tuple(t for t in op.writes if t.dtype != "number")) if numbers else op
 
 
 def _from_the_start(forward: Sequence[Op], used: set[Tensor], *, stops_early: bool) -> list[Op]:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import get_args
 
 from nanum.job import ALL, Job, LoraTargets, Quantized, TrainedWeights
-from nanum.layout import Layout
+from nanum.layout import SPLITS_BACKWARD, Layout
 from nanum.model import Experts, LatentAttention, Model
 from nanum.rules.rule import Rule, is_whole
-from nanum.schedule import SPLITS_BACKWARD
 
 
 def _rule(why: str, broken: Callable[[Model, Job, Layout], bool], say: Callable[[Model, Job, Layout], str]) -> Rule:
