@@ -69,7 +69,7 @@ BLOCKS = _rule(
 )
 QUANTIZED = _rule(
     "what is quantized is frozen",
-    lambda model, job, layout: job.trained.quantize != "none" and job.trained.layers,
+    lambda model, job, layout: job.trained.quantize != "none" and job.trained.layers and not _adapts(job),
     lambda model, job, layout: (
         f"--quantize {job.trained.quantize} is of frozen weights, beside which adapters are trained: add --lora-rank"
     ),
