@@ -82,7 +82,9 @@ def _from_the_start(forward: Sequence[Op], used: set[Tensor], *, stops_early: bo
     stop = len(forward)
     if stops_early:
         stop = max(i for i, op in enumerate(forward) if used.intersection(op.writes)) + 1
-    frames = tuple(t for op in forward[stop:] if not op.writes for t in op.reads)  # freed when the run is stopped
+    later = {t for op in forward[stop:] for t in op.writes}
+    # What its frames hold is freed when the run is stopped.
+    frames = tuple(t for op in forward[stop:] if not op.writes for t in op.reads if t not in later)
     return [*forward[:stop], Op("stop", frames, ())] if frames else list(forward[:stop])
 
 

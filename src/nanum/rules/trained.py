@@ -7,7 +7,7 @@ from typing import get_args
 
 from nanum.job import ALL, Job, LoraTargets, Quantized, TrainedWeights
 from nanum.layout import SPLITS_BACKWARD, Layout
-from nanum.model import Experts, LatentAttention, Model
+from nanum.model import Experts, LatentAttention, LinearAttention, Model
 from nanum.rules.rule import Rule, is_whole
 
 
@@ -35,7 +35,8 @@ def _without_adapters(model: Model) -> str:
     """What of a model has no adapters here."""
     if any(isinstance(kind.mlp, Experts) for kind in model.kinds):
         return "experts"
-    return "latent attention" if any(isinstance(kind.attention, LatentAttention) for kind in model.kinds) else ""
+    special = {LatentAttention: "latent attention", LinearAttention: "linear attention"}
+    return next((special[type(a)] for a in (kind.attention for kind in model.kinds) if type(a) in special), "")
 
 
 RANK = _rule(
