@@ -14,8 +14,9 @@ from nanum.job import Trained
 if TYPE_CHECKING:
     from nanum.states import States
 
-ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "uint8": 1, "bool": 1, "onehot": 0}
-"""Bytes of one element. A one-hot operand (token ids) is never materialised."""
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "uint8": 1, "bool": 1, "onehot": 0, "number": 8}
+"""Bytes of one element. A one-hot operand (token ids) is never materialised; a number that multiplies a tensor is
+one of its own to autograd, and not to a checkpoint."""
 
 NF4 = "nf4"
 NF4_BLOCK, NF4_SCALES = 64, 256
@@ -31,14 +32,15 @@ def bytes_of(elements: Any, dtype: str) -> Any:
     return -(-elements // 2) + -(-elements // NF4_BLOCK) + 4 * -(-elements // (NF4_BLOCK * NF4_SCALES))
 
 
-ATTENTION_PROJECTIONS = ("wq", "wk", "wv", "wo", "wq_gate")
+TARGETS = {"attention": ("wq", "wk", "wv", "wo", "wq_gate"), "qv": ("wq", "wv")}
+"""The linear layers of a decoder's layer that have adapters, where not all have."""
 LORA_A, LORA_B = "_lora_a", "_lora_b"
 """What the weights of an adapter are called, after the layer's own."""
 
 
 def has_adapter(trained: Trained, name: str) -> bool:
     """Has the linear layer of this name, one of a decoder's layers, an adapter?"""
-    return trained.lora_rank > 0 and (trained.lora_targets == "all" or name in ATTENTION_PROJECTIONS)
+    return trained.lora_rank > 0 and (trained.lora_targets == "all" or name in TARGETS[trained.lora_targets])
 
 
 def with_adapters(names: Iterable[str], trained: Trained) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd", "adafactor", "lion", "muon"]
 
 TrainedWeights = Literal["all", "layers", "ends", "none"]
-LoraTargets = Literal["all", "attention"]
+LoraTargets = Literal["all", "attention", "qv"]
 Quantized = Literal["none", "nf4"]
 
 
@@ -20,9 +20,10 @@ class Trained:
     """What of a model is trained. `weights` are the model's own: all of them, those of the layers, those of the two
     ends (the embedding, and the last norm with the head), or none; the others are frozen.
 
-    Where `lora_rank` r is not 0, linear layers of the decoder's layers (`lora_targets`: all of them, or attention's)
-    have an adapter each, y = W x + s B A x with A [r, in] and B [out, r] (Hu et al. 2021, arXiv 2106.09685). Frozen
-    weights of linear layers may be quantized (QLoRA, arXiv 2305.14314).
+    Where `lora_rank` r is not 0, linear layers of the decoder's layers (`lora_targets`: all of them, attention's, or
+    those of queries and values, which is PEFT's default for Llama) have an adapter each, y = W x + s B A x with
+    A [r, in] and B [out, r] (Hu et al. 2021, arXiv 2106.09685). Frozen weights of linear layers may be quantized
+    (QLoRA, arXiv 2305.14314).
     """
 
     weights: TrainedWeights = "all"

@@ -26,6 +26,8 @@ V_SHAPED: tuple[Schedule, ...] = ("zbv", "dualpipev")
 """Schedules of two stages a rank, of which the second go back up the ranks: the first rank holds both ends."""
 TWO_WAY: tuple[Schedule, ...] = ("dualpipe",)
 """Schedules of two stages a rank, of which the second are the whole model again, up the ranks."""
+SPLITS_BACKWARD: tuple[Schedule, ...] = ("zb-h1", "zb-h2", "zbv", "dualpipe", "dualpipev")
+"""Schedules of which some backwards are done in two halves."""
 Recompute = Literal["none", "selective", "full"]
 TensorParallel = Literal["none", "tensor", "sequence"]
 ContextParallel = Literal["none", "ring", "allgather", "ulysses"]

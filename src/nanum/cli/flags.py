@@ -42,7 +42,12 @@ LoraRank = Annotated[
     str | None, _text("--lora-rank", "N", "LoRA: adapters of rank N beside linear layers, which are frozen. [none]")
 ]
 LoraTargets = Annotated[
-    str | None, _text("--lora-targets", "all|attention", "Whose linear layers have adapters, in each layer. [all]")
+    str | None,
+    _text(
+        "--lora-targets",
+        "all|attention|qv",
+        "Which linear layers of each layer have adapters; qv: of queries and values. [all]",
+    ),
 ]
 Quantize = Annotated[
     str | None, _text("--quantize", "none|nf4", "QLoRA: how frozen weights of linear layers are stored. [none]")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -10,6 +12,13 @@ from nanum.live.decoder import Decoder
 
 SCALE = 2.0
 """Of what an adapter adds: PEFT's lora_alpha / r."""
+
+TARGETED: dict[str, Callable[[str], bool]] = {
+    "all": lambda name: True,
+    "attention": lambda name: name.startswith("attention."),
+    "qv": lambda name: name in ("attention.wq", "attention.wv"),
+}
+"""Of a layer's linear layers, by their names."""
 
 
 class AdaptedLinear(nn.Linear):
@@ -29,9 +38,10 @@ def train(model: Decoder, trained: Trained) -> None:
         parameter.requires_grad_(trained.layers if name.startswith("layers.") else trained.ends)
     if trained.lora_rank:
         for layer in model.layers.values():
-            within = layer if trained.lora_targets == "all" else layer.get_submodule("attention")
-            for linear in [module for module in within.modules() if isinstance(module, nn.Linear)]:
-                adapt(linear, trained.lora_rank)
+            linears = [(name, module) for name, module in layer.named_modules() if isinstance(module, nn.Linear)]
+            for name, linear in linears:
+                if TARGETED[trained.lora_targets](name):
+                    adapt(linear, trained.lora_rank)
 
 
 def adapt(linear: nn.Linear, rank: int) -> None:

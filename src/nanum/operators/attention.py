@@ -153,11 +153,10 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tens
     def softmax_transpose() -> None:
         d = t.grad(probs)
         t.emit("d_core_softmax", (d, probs), (ds := scores.like(),))
-        new = [_gradient(q, x) for x in (q, k)]
-        t.emit("dq", (ds, k), (new[0],), flops, shape)
-        t.emit("dk", (ds, q), (new[1],), flops, shape)
-        t.add_grad(q, new[0])
-        t.add_grad(k, new[1])
+        for name, x, other in (("dq", q, k), ("dk", k, q)):
+            if t.requires_grad(x):
+                t.emit(name, (ds, other), (dx := _gradient(q, x),), flops, shape)
+                t.add_grad(x, dx)
 
     t.then(probs, softmax_transpose)
     kept = dropout(t, probs, probability, "core_dropout")

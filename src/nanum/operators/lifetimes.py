@@ -68,15 +68,23 @@ def recomputed(forward: Sequence[Op], backward: Sequence[Op], kept: Kept, *, sto
         again = _what_is_needed(forward, used, kept)
     return [
         op if op.node is None or isinstance(op.node, Mark) else replace(op, node=replace(op.node, phase="recompute"))
-        for op in again
+        for op in map(_without_numbers, again)
     ]
+
+
+def _without_numbers(op: Op) -> Op:
+    """Numbers that autograd saves stay from the first run (torch.utils.checkpoint hooks do not see them)."""
+    numbers = any(t.dtype == "number" for t in op.writes)
+    return replace(op, writes=tuple(t for t in op.writes if t.dtype != "number")) if numbers else op
 
 
 def _from_the_start(forward: Sequence[Op], used: set[Tensor], *, stops_early: bool) -> list[Op]:
     stop = len(forward)
     if stops_early:
         stop = max(i for i, op in enumerate(forward) if used.intersection(op.writes)) + 1
-    frames = tuple(t for op in forward[stop:] if not op.writes for t in op.reads)  # freed when the run is stopped
+    later = {t for op in forward[stop:] for t in op.writes}
+    # What its frames hold is freed when the run is stopped.
+    frames = tuple(t for op in forward[stop:] if not op.writes for t in op.reads if t not in later)
     return [*forward[:stop], Op("stop", frames, ())] if frames else list(forward[:stop])
 
 

@@ -39,7 +39,7 @@ def _adapted(t: Tape, x: Tensor, y: Tensor, name: str, w_dims: tuple[str, str], 
 
 def _scaled(t: Tape, x: Tensor) -> Tensor:
     """By a number, which autograd saves as a tensor of 8 bytes in the host's memory."""
-    number = t.buffer("number", 8 * t.conventions.device_is_host)
+    number = Tensor("number", (), {}, "number", factor=1 * t.conventions.device_is_host)
     t.emit("lora_scale", (x,), (y := x.like(name="lora"), number))
 
     def transpose() -> None:

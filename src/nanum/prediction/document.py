@@ -38,6 +38,14 @@ OF_HALVES = (
 OF_A_RING = (
     "a ring's exchanges beside its attention (each is waited for), and what puts its partial results together",
 )
+OF_ADAPTERS = (
+    "adapters' dropout, and adapters in another dtype than their engine's trained weights (PEFT may keep them in fp32, "
+    "and multiply in it); torchtitan's converter gives the head one too",
+)
+OF_QUANTIZED = (
+    "quantized weights were not run: their bytes are QLoRA's by its paper, and what dequantizes them is one kernel for "
+    "each product; paged optimizers",
+)
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 
 
@@ -68,16 +76,18 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
         "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction},
         "throughput": p.throughput,
         "assumptions": p.assumptions,
-        "unmodelled": [*p.model.left_out, *unmodelled(p.layout)],
+        "unmodelled": [*p.model.left_out, *unmodelled(p.layout, p.job)],
     }  # fmt: skip
 
 
-def unmodelled(layout: Layout) -> list[str]:
+def unmodelled(layout: Layout, job: Job) -> list[str]:
     """What an answer about this layout leaves out."""
     of_context = OF_CONTEXT_PARALLEL if layout.cp > 1 else ()
     of_ring = OF_A_RING if layout.structure.cp_kind == "ring" else ()
     splits = layout.structure.pipelined and layout.structure.schedule in SPLITS_BACKWARD
-    return [*UNMODELLED, *of_context, *of_ring, *(OF_HALVES if splits else ())]
+    adapters = OF_ADAPTERS if job.trained.lora_rank else ()
+    quantized = OF_QUANTIZED if job.trained.quantize != "none" else ()
+    return [*UNMODELLED, *of_context, *of_ring, *(OF_HALVES if splits else ()), *adapters, *quantized]
 
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:

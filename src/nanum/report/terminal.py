@@ -148,12 +148,32 @@ def layout_words(layout: Document) -> str:
     return " · ".join(sizes + others)
 
 
+def _job_words(job: Document, model: Document) -> str:
+    plain = [f"{key} {_value(value)}" for key, value in job.items() if key != "trained"]
+    return " · ".join([*plain, *_trained_words(job.get("trained", {}), model.get("trained_parameters", 0))])
+
+
+def _trained_words(trained: Document, parameters: int) -> list[str]:
+    """What is trained, where it is not all of the model."""
+    if trained.get("weights", "all") == "all":
+        return []
+    words = [f"{whole(parameters)} parameters trained"]
+    if trained["lora_rank"]:
+        where = "" if trained["lora_targets"] == "all" else f" in {trained['lora_targets']}"
+        words.append(f"adapters of rank {trained['lora_rank']}{where}")
+    if trained["weights"] != "none":
+        words.append(f"of the model's own the {trained['weights']}")
+    if trained["quantize"] != "none":
+        words.append(f"frozen layers in {trained['quantize']}")
+    return words
+
+
 def _head(document: Document, console: Console, defaults: Sequence[str], layout: bool = True) -> None:
     model, cluster, engine = document["model"], document["cluster"], document["engine"]
     gpus = cluster.get("gpus") or cluster["nodes"] * cluster["gpus_per_node"]
     lines = [
         ("model", f"{model['name']}, {whole(model['parameters'])} parameters"),
-        ("job", " · ".join(f"{key} {_value(value)}" for key, value in document["job"].items())),
+        ("job", _job_words(document["job"], model)),
         ("cluster", f"{cluster['name']}, {whole(gpus)} GPU{'s' if gpus > 1 else ''}"),
         *(("", _link_words(link)) for link in cluster.get("links", ()) if gpus > 1),
         ("engine", f"{engine['name']} {engine.get('version') or ''}".strip()),

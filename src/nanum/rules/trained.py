@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import get_args
 
 from nanum.job import ALL, Job, LoraTargets, Quantized, TrainedWeights
-from nanum.layout import Layout
-from nanum.model import Experts, LatentAttention, Model
+from nanum.layout import SPLITS_BACKWARD, Layout
+from nanum.model import Experts, LatentAttention, LinearAttention, Model
 from nanum.rules.rule import Rule, is_whole
-from nanum.schedule import SPLITS_BACKWARD
 
 
 def _rule(why: str, broken: Callable[[Model, Job, Layout], bool], say: Callable[[Model, Job, Layout], str]) -> Rule:
@@ -36,7 +35,8 @@ def _without_adapters(model: Model) -> str:
     """What of a model has no adapters here."""
     if any(isinstance(kind.mlp, Experts) for kind in model.kinds):
         return "experts"
-    return "latent attention" if any(isinstance(kind.attention, LatentAttention) for kind in model.kinds) else ""
+    special = {LatentAttention: "latent attention", LinearAttention: "linear attention"}
+    return next((special[type(a)] for a in (kind.attention for kind in model.kinds) if type(a) in special), "")
 
 
 RANK = _rule(
@@ -70,7 +70,7 @@ BLOCKS = _rule(
 )
 QUANTIZED = _rule(
     "what is quantized is frozen",
-    lambda model, job, layout: job.trained.quantize != "none" and job.trained.layers,
+    lambda model, job, layout: job.trained.quantize != "none" and job.trained.layers and not _adapts(job),
     lambda model, job, layout: (
         f"--quantize {job.trained.quantize} is of frozen weights, beside which adapters are trained: add --lora-rank"
     ),

@@ -6,13 +6,13 @@ recurrence over it.
 
 from __future__ import annotations
 
+from nanum.layout import SPLITS_BACKWARD
 from nanum.schedule.actions import KINDS, NAMES, SPLIT, Action, ActionKind, Order, names, placed
 from nanum.schedule.ahead import AT_ONCE, Ahead, ahead
 from nanum.schedule.clocks import finish_clocks
 from nanum.schedule.finish import Finish, finish_times, lower_bound
 from nanum.schedule.graph import graph_of_turns
 from nanum.schedule.orders import (
-    SPLITS_BACKWARD,
     in_flight,
     order,
     overlapped,

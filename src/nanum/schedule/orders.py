@@ -222,8 +222,6 @@ _OF_RANK: dict[str, Callable[[int, int, int, int], list[Action]]] = {
     "dualpipe": _dualpipe,
     "dualpipev": _dualpipev,
 }
-SPLITS_BACKWARD = ("zb-h1", "zb-h2", "zbv", "dualpipe", "dualpipev")
-"""Schedules of which some backwards are done in two halves."""
 
 
 def why_not(schedule: str, pp: int, chunks: int, num_microbatches: int) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nanum.job import Job, Precision
+from nanum.job import ALL, Job, Precision, Trained
 from nanum.layout import Layout, Structure
 from nanum.verify.case import Case
 from nanum.verify.models import MODELS, SEQ_LEN
@@ -25,6 +25,7 @@ class Ask:
     precision: Precision = "fp32"
     micro_batches: int = 1
     bucket_cap_mb: float | None = None
+    trained: Trained = ALL
     quick: bool = False  # among the dozen that are always run
     sizes: dict[str, Any] | None = None
     how: dict[str, Any] | None = None
@@ -43,7 +44,7 @@ class Ask:
         how["own_experts"] = sizes.get("ep", 1) > 1
         layout = Layout(**sizes, micro_batch_size=MICRO_BATCH_SIZE, structure=Structure(pipelined=pp > 1, **how))
         batch = MICRO_BATCH_SIZE * self.micro_batches * layout.data_ranks
-        job = Job(SEQ_LEN, batch, self.precision)
+        job = Job(SEQ_LEN, batch, self.precision, trained=self.trained)
         return Case(self.name, model, job, layout, bucket_cap_mb=self.bucket_cap_mb)
 
 
@@ -60,6 +61,8 @@ _DDP: dict[str, Any] = {"bucket_cap_mb": 0.25}
 _PIPELINE: dict[str, Any] = {"layers": 4, "micro_batches": 4, "pp": 2}
 _FOUR = _PIPELINE | {"layers": 6, "pp": 4}
 _MIXTURE: dict[str, Any] = {"model": "mixture"}
+_LORA = Trained("none", lora_rank=4)
+_OF_ATTENTION, _AND_ENDS = replace(_LORA, lora_targets="attention"), replace(_LORA, weights="ends")
 _CHUNKS: dict[str, Any] = {"layers": 6, "micro_batches": 4, "pp": 2, "virtual_stages": 2}
 
 MATRIX = (
@@ -143,6 +146,15 @@ MATRIX = (
     _ask("an encoder, bf16", model="encoder", precision="bf16"),
     _ask("an encoder, ddp 2", model="encoder", dp_replicate=2, **_DDP),
     _ask("an encoder, fsdp 2", model="encoder", dp_shard=2, tied=False, **_FULLY),
+    # frozen weights, and adapters
+    _ask("adapters", trained=_LORA),
+    _ask("adapters, gpt, bf16, recompute full", model="gpt", precision="bf16", recompute="full", trained=_LORA),
+    _ask("adapters in attention, ddp 2", dp_replicate=2, trained=_OF_ATTENTION, bucket_cap_mb=0.02),
+    _ask("adapters, fsdp 2", dp_shard=2, trained=_LORA, **_FULLY),
+    _ask("adapters, fsdp 2, bf16", dp_shard=2, precision="bf16", trained=_LORA, quick=True, **_FULLY),
+    _ask("adapters and ends, fsdp 3, uneven", dp_shard=3, model="uneven", trained=_AND_ENDS, **_FULLY),
+    _ask("adapters, pp 2", schedule="1f1b", trained=_LORA, **_PIPELINE),
+    _ask("frozen ends, fsdp 2", dp_shard=2, trained=Trained("layers"), **_FULLY),
     # composed
     _ask("fsdp 2 x tp 2", dp_shard=2, tp=2, quick=True, **_FULLY),
     _ask("fsdp 2 x tp 2, uneven vocabulary, bf16", dp_shard=2, tp=2, vocab=1001, precision="bf16", **_FULLY),
