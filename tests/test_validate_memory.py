@@ -103,7 +103,7 @@ def documents(source: str) -> dict[str, Any]:
     return validate([row for row in rows().values() if row.source == source and row["measured.memory_def"]])
 
 
-@pytest.mark.parametrize(("source", "most", "half"), [("bs176", 0.10, 0.10), ("jz", 0.17, 0.10), ("titan", 0.10, 0.10)])
+@pytest.mark.parametrize(("source", "most", "half"), [("bs176", 0.10, 0.10), ("jz", 0.17, 0.10), ("titan", 0.12, 0.14)])
 def test_means_and_medians_of_others(source: str, most: float, half: float) -> None:
     """Of the device and of what is reserved: little is modelled of what the caching allocator does."""
     found = documents(source)["summary"]["memory_bytes"]
