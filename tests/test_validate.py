@@ -134,8 +134,7 @@ def test_schedules_are_those_named(questions: dict[str, Question | list[str]]) -
     [
         ("zero-t1-7.5b-z1-dp1", "a formula's value, not a run"),
         ("gpipe-transformer-k2-m1", "only ratios between runs are stated"),
-        ("titan-8b-8-fsdp-compile-fp8", "fp8 and fp4 are not modelled"),
-        ("titan-nvfp4-8b-nvfp4", "fp8 and fp4 are not modelled"),
+        ("titan-nvfp4-8b-nvfp4", "fp4 is not modelled"),
         ("palm-540b", "no chip like 'TPUv4' is shipped"),
         ("neox-20b", "the micro-batch is not stated"),
     ],
@@ -149,9 +148,16 @@ def test_what_is_skipped_says_why(questions: dict[str, Question | list[str]], na
 def test_lora_and_hybrids_are_skipped(shipped: dict[str, Row], questions: dict[str, Question | list[str]]) -> None:
     for name, row in shipped.items():
         if "LoRA" in (row["task"] or ""):
-            assert "LoRA is not modelled" in questions[name]  # type: ignore[operator]
+            assert "the rank of its LoRA is not stated" in questions[name]  # type: ignore[operator]
         if row["family"] == "hybrid":
             assert "state-space layers are not modelled" in questions[name]  # type: ignore[operator]
+
+
+def test_fp8_has_many_names(questions: dict[str, Question | list[str]]) -> None:
+    for name in ("titan-8b-8-fsdp-compile-fp8", "mbridge-26.08-deepseekv3-gb300-mxfp8-g256-1"):
+        found = questions[name]
+        assert isinstance(found, Question), found
+        assert found.job.precision == "fp8"
 
 
 def test_experts_and_latent_attention_are_the_rows(questions: dict[str, Question | list[str]]) -> None:
@@ -204,8 +210,8 @@ def test_memory_def(tmp_path: Path, said: str, kind: str | None, unit: int | Non
 
 
 def test_every_reason_at_once(tmp_path: Path) -> None:
-    said = why(tmp_path, precision="fp8", hardware__gpu="TPUv4", micro_batch=None, model__layers=None)
-    for reason in ("fp8 and fp4", "no chip like 'TPUv4'", "the micro-batch", "the model's size is not stated (layers)"):
+    said = why(tmp_path, precision="nvfp4", hardware__gpu="TPUv4", micro_batch=None, model__layers=None)
+    for reason in ("fp4", "no chip like 'TPUv4'", "the micro-batch", "the model's size is not stated (layers)"):
         assert reason in said
 
 
@@ -251,7 +257,7 @@ SUMMARY = {"n", "mape", "median", "p90", "max", "bias", "in_range"}
 
 def test_the_contract_of_the_document(nanum: Run, tmp_path: Path) -> None:
     silent = {**ROW, "id": "own-2", "measured": {"step_time_s": 1.0, "memory_gb": 3, "memory_def": "GB"}}
-    file = lines(tmp_path / "rows.jsonl", ROW, silent, {**ROW, "id": "own-3", "precision": "fp8"}, "")
+    file = lines(tmp_path / "rows.jsonl", ROW, silent, {**ROW, "id": "own-3", "precision": "nvfp4"}, "")
     done = nanum("validate", str(file), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -265,7 +271,7 @@ def test_the_contract_of_the_document(nanum: Run, tmp_path: Path) -> None:
     assert time["low"] < time["predicted"] < time["high"]
     assert memory["measured"] == 20 * GIB
     assert [row["id"] for row in found["skipped"]] == ["own-3"]
-    assert found["skipped"][0]["why"] == "fp8 and fp4 are not modelled"
+    assert found["skipped"][0]["why"] == "fp4 is not modelled"
     assert [row["id"] for row in found["left_out"]] == ["own-2"]
     rows, printed = documented("validate"), set(leaves(found))
     assert {leaf for leaf in printed if not any(covers(row, leaf) for row in rows)} == set()
@@ -276,12 +282,12 @@ def test_the_contract_of_the_document(nanum: Run, tmp_path: Path) -> None:
         assert (part["step_seconds"]["n"], part["memory_bytes"]["n"]) == (2, 1)
     shown = nanum("validate", str(file), "--rows")
     assert shown.returncode == 0
-    for words in ("Step times", "Memory, worst first", "own-1", "fp8 and fp4 are not modelled"):
+    for words in ("Step times", "Memory, worst first", "own-1", "fp4 is not modelled"):
         assert words in shown.stdout
 
 
 def test_nothing_to_compare_is_bad_news(nanum: Run, tmp_path: Path) -> None:
-    done = nanum("validate", str(lines(tmp_path / "rows.jsonl", {**ROW, "precision": "fp8"})), "--json")
+    done = nanum("validate", str(lines(tmp_path / "rows.jsonl", {**ROW, "precision": "nvfp4"})), "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["rows"] == []
 

@@ -59,7 +59,7 @@ def _of_deepspeed(stated: Conventions, job: Job) -> Conventions:
     backward has ended (runtime/bf16_optimizer.py).
     """
     fp16 = job.precision == "fp16"
-    numerics = Numerics(job.precision, job.precision, "fp16" if fp16 else "fp32", _states(job))
+    numerics = Numerics(job.dtype, job.dtype, "fp16" if fp16 else "fp32", _states(job))
     return replace(_of_2021(stated, job), numerics=numerics, flat_copies=(0, 2 + 4, IPG_BYTES) if fp16 else (2, 0, 0))
 
 
@@ -73,6 +73,7 @@ OF_2021 = replace(
     conventions=_changed(_of_2021),
     layers_of_stage=even_layers,
     rules=UNEVEN,
+    fp8=False,
 )
 MEGATRON_DEEPSPEED = replace(OF_2021, version="Megatron-DeepSpeed (2021 to 2022)", conventions=_changed(_of_deepspeed))
 ZERO_BUBBLE = replace(

@@ -56,35 +56,54 @@ def _fused(t: Tape, logits: Tensor) -> None:
 
 
 def _vocab_parallel(t: Tape, logits: Tensor) -> None:
-    """Three fp32 [B, S] sums over the vocabulary's ranks (the largest logit, the target's, the sum of exponentials);
-    the fp32 softmax is kept, and becomes its own gradient in place (Megatron-LM core/tensor_parallel/cross_entropy.py;
-    DTensor's loss_parallel exchanges the same).
+    """Three fp32 [B, S] sums over the vocabulary's ranks: the largest logit, the target's, the sum of exponentials.
+
+    Megatron keeps the fp32 softmax, which becomes its own gradient in place (core/tensor_parallel/cross_entropy.py).
+    DTensor's loss_parallel keeps a log-softmax, and its backward makes four more of it, three of them at once
+    (torch/distributed/tensor/parallel/loss.py: `_log_softmax`, `_nll_loss_and_log_softmax_backward`).
     """
     loss, seed = (t.buffer(name, 4) for name in ("loss", "seed"))
     wide = t.kernel("to_float", (logits,), logits, "fp32") if t.half else logits
-    rows = {d: axes for d, axes in logits.split.items() if d != "V"}
-    sums = t.conventions.loss_reductions
-    for i in range(sums):
-        # Two of the three are sent as one where the engine fuses them: the same bytes in fewer calls.
-        dims = ("B", "S", "pair") if i == 1 and sums == 2 else ("B", "S")
-        part = Tensor("loss_rows", dims, rows, "fp32", logits.split.get("V", ()))
-        t.emit("loss_rows", (wide,), (part,))
-        t.move(part, rows, what="loss")
-    softmax = t.kernel("softmax", (wide,), wide) if t.conventions.dtensor else wide
+    eager = t.conventions.dtensor and "loss" not in t.conventions.fused
+    shifted = _row_sums(t, wide, eager=eager)
+    softmax = t.kernel("softmax", (shifted,), wide) if t.conventions.dtensor else wide
     if softmax is wide:
         t.emit("softmax_in_place", (wide,), ())
     t.emit("nll", (softmax,), (loss,))
-    t.frame(wide)
+    t.frame(wide, shifted)
 
     def transpose() -> None:
-        d = t.kernel("log_softmax_backward", (softmax,), softmax) if t.conventions.dtensor else softmax
-        if d is softmax:
+        if eager:
+            target = t.kernel("zeros", (), softmax)
+            both = t.kernel("add", (target, t.kernel("exp", (softmax,), softmax)), softmax)
+            d = t.kernel("log_softmax_backward", (both,), softmax, holds=(target, softmax))
+        elif t.conventions.dtensor:
+            d = t.kernel("log_softmax_backward", (softmax,), softmax)
+        else:
             t.emit("softmax_backward_in_place", (softmax,), ())
+            d = softmax
         if t.half:
-            d = t.kernel("to_half", (d,), logits, t.dtype)
+            d = t.kernel("to_half", (d,), logits, t.dtype, holds=(softmax,) if eager else ())
         t.add_grad(logits, d)
 
     _end(t, logits, loss, seed, transpose)
+
+
+def _row_sums(t: Tape, wide: Tensor, *, eager: bool) -> Tensor:
+    """Sum over the vocabulary's ranks; what is left of the logits, less the largest where that is a kernel apart."""
+    rows = {d: axes for d, axes in wide.split.items() if d != "V"}
+    sums = t.conventions.loss_reductions
+    shifted = wide
+    for i in range(sums):
+        # Two of the three are sent as one where the engine fuses them: the same bytes in fewer calls.
+        dims = ("B", "S", "pair") if i == 1 and sums == 2 else ("B", "S")
+        part = Tensor("loss_rows", dims, rows, "fp32", wide.split.get("V", ()))
+        source = t.kernel("exp", (shifted,), wide) if eager and i == 1 else shifted
+        t.emit("loss_rows", (source,), (part,))
+        t.move(part, rows, what="loss")
+        if eager and i == 0:
+            shifted = t.kernel("shift", (wide,), wide)
+    return shifted
 
 
 def _in_place(t: Tape, logits: Tensor) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nanum.prediction import RANGE, Prediction
-from nanum.validate.questions import Question, question_of, unasked
+from nanum.account import device
+from nanum.prediction import RANGE, Prediction, StageMemory
+from nanum.validate.questions import Kind, Question, question_of, unasked
 from nanum.validate.rows import Row, read
 from nanum.validate.sources import source_of
 from nanum.validate.summary import Compared, summary
@@ -58,7 +59,17 @@ def compare(asked: Question) -> Iterable[Compared]:
         low, high = (share * seconds for share in RANGE)
         yield Compared(row.id, row.source, "step_seconds", asked.step_seconds, seconds, low, high)
     if asked.memory_kind is not None:
-        of = {"allocated": lambda m: m.moment.bytes, "reserved": lambda m: m.reserved_bytes}
-        size = max(of.get(asked.memory_kind, lambda m: m.device_bytes)(m) for m in p.memory)
+        low, size, high = (
+            max(_bytes(asked.memory_kind, stage, level) for stage in p.memory) for level in ("low", "value", "high")
+        )
         right = None if asked.memory_bytes is not None else not p.fits
-        yield Compared(row.id, row.source, "memory_bytes", asked.memory_bytes, size, right=right)
+        yield Compared(row.id, row.source, "memory_bytes", asked.memory_bytes, size, low, high, right)
+
+
+def _bytes(kind: Kind, stage: StageMemory, level: device.Level) -> int:
+    """What PyTorch or the driver would say of a pipeline rank. PyTorch counts workspaces among what is allocated."""
+    if kind == "allocated":
+        return stage.moment.bytes + int(device.WORKSPACES.at(level))
+    if kind == "reserved":
+        return int(device.reserved_bytes(stage.moment.bytes, level))
+    return stage.device_bytes_at(level)

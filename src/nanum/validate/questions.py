@@ -99,14 +99,16 @@ def _kind_of_row(row: Row, why: list[str]) -> None:
     elif kind != "measured":
         why.append("only ratios between runs are stated")
     if "lora" in (row["task"] or "").lower():
-        why.append("LoRA is not modelled")
+        why.append("the rank of its LoRA is not stated")
 
 
 def _precision(row: Row, source: Source, why: list[str]) -> Precision | None:
-    said = (row["precision"] or source.precision).lower()
-    if "fp8" in said.replace("float8", "fp8") or "fp4" in said:
-        why.append("fp8 and fp4 are not modelled")
+    said = (row["precision"] or source.precision).lower().replace("float8", "fp8")
+    if "fp4" in said:
+        why.append("fp4 is not modelled")
         return None
+    if "fp8" in said:
+        return "fp8"
     for name in ("bf16", "fp16", "fp32"):
         if said.startswith((name, f"amp_{name}")):
             return name
@@ -167,6 +169,7 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
     if micro_batch is None or dp is None or schedule is None:
         return None
     zero = source.zero if row["layout.zero_stage"] is None else row["layout.zero_stage"]
+    sp = row["layout.sequence_parallel"]
     reshard = True if source.reshard is None else source.reshard
     if source.fully_shards:
         if zero == 2:
@@ -176,7 +179,7 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
     structure = Structure(
         zero=zero,
         reshard=reshard,
-        tensor="sequence" if row["layout.sequence_parallel"] else "tensor",
+        tensor="sequence" if (source.sequence_parallel if sp is None else sp) else "tensor",
         recompute=_recompute(row, source),
         schedule=schedule,
         attention=source.attention,

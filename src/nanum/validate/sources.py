@@ -33,6 +33,7 @@ class Source:
     vocab: int | None = None  # where a row names none
     micro_batch: int | None = None  # where a row names none
     reshard: bool | None = None  # None is the engine's own
+    sequence_parallel: bool = False  # where a row does not say
 
     def loaded(self) -> Engine:
         """Raises Refused where the engine is not modelled."""
@@ -52,6 +53,7 @@ class Source:
 
 GPT = "GPT: LayerNorm with bias, learned positions, GELU, biases, dropout 0.1 (Megatron's default), tied embeddings"
 NO_OVERLAP = "gradients are reduced beside the last backward; its own were reduced after it"
+FP8 = "fp8 of any recipe is taken for one: linear layers of one byte an operand"
 LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
 OMNI_PATH = "four Omni-Path links of 100 Gb/s a node (JeanZay)"
 NVIDIA_SMI = "memory is what nvidia-smi shows, in GiB"
@@ -65,13 +67,15 @@ _VTRAIN = Source(
 _BRIDGE = Source(
     kin.BRIDGE, "llama",
     (
-        "recompute is not stated: none",
+        "recompute is not stated: none; nor sequence parallel: wherever tp > 1",
         "the container's version is an input here, and not there: identical inputs differ up to 1.77 times",
         "layers that do not divide: embedding and head weigh a layer each; no multi-token prediction",
         "Grace-Blackwell GPUs: one NVLink domain of up to 72, all used",
         "biases, and sinks of attention, left out",
+        FP8,
     ),
     zero=1,
+    sequence_parallel=True,
 )  # fmt: skip
 _SIMUMAX = Source(
     kin.SIMUMAX, "llama",
@@ -80,7 +84,7 @@ _SIMUMAX = Source(
 )  # fmt: skip
 _TITAN = Source(
     TORCHTITAN_2024, "llama",
-    (CLOCK, "memory is the peak that PyTorch reserved; pools of streams, which do not share, are not modelled"),
+    (CLOCK, FP8, "memory is the peak that PyTorch reserved; pools of streams, which do not share, are not modelled"),
     zero=3,
 )  # fmt: skip
 _TITAN_2025 = replace(
@@ -106,7 +110,7 @@ SOURCES: dict[str, Source] = {
         "torchtitan", "gpt without dropout",
         ("llm-foundry's FSDP1, taken for torchtitan's FSDP2; SHARD_GRAD_OP (ZeRO-2) is FSDP2 without resharding",
          "MPT: LayerNorm with bias, learned positions, GELU, biases, no dropout, tied embeddings",
-         "precision mode PURE, which reduces in bf16, is taken for DEFAULT", LINK),
+         "precision mode PURE, which reduces in bf16, is taken for DEFAULT", FP8, LINK),
         zero=3, reshard=True,
     ),
     "sc21": Source(
