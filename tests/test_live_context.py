@@ -82,6 +82,8 @@ def derived(ranks: int, kind: str) -> tuple[list[Any], int]:
     q, k, v = (
         Tensor(name, ("B", "S", heads), {"S": ("cp",)}, "fp32") for name, heads in zip("qkv", "QKK", strict=True)
     )
+    for given in (q, k, v):
+        tape.require_grad(given)
     out = context_attention(tape, q, k, v, 0.0)
     tape.add_grad(out, dy := out.like(name="dy"))
     tape.run_backward()

@@ -43,7 +43,7 @@ def quiet(done: int, total: int, what: str = "", /) -> None:
     pass
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def answers() -> Answers:
     """What the ranks of the dozen counted, by the layout's name."""
     asked = cases(quick=True)
