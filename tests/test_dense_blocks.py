@@ -21,6 +21,7 @@ from nanum.cluster import load as cluster
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Layer, LinearAttention, Mlp, Model
+from nanum.model.presets import presets
 from nanum.operators.attention import Window
 from nanum.rules import GENERAL, broken
 
@@ -369,3 +370,13 @@ def test_replace_keeps_layers_apart() -> None:
     here = model(alternates=(Layer(Attention(A, G, HEAD, window=16), PLAIN),))
     assert len(here.kinds) == 2
     assert len(replace(here, alternates=()).kinds) == 1
+
+
+def test_no_two_weights_of_a_layer_have_one_name() -> None:
+    """Engines name weights: what is kept, what is in fp8, what has an adapter."""
+    layout = Layout(structure=Structure(zero=0))
+    for preset in presets():
+        here = preset.model()
+        for body in emit_parts(here, Job(64, 1), layout, MEGATRON).bodies.layers:
+            names = [w.name for w in body.weights]
+            assert len(names) == len(set(names)), preset.name

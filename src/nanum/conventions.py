@@ -104,7 +104,7 @@ class Buckets:
 
 Fp8 = Literal["none", "remade", "kept"]
 """Linear layers of fp8: the input is quantized again in backward (torchao), or kept as it was (Transformer Engine)."""
-NOT_IN_FP8 = frozenset({"head", "router", "shared_gate"})
+NOT_IN_FP8 = frozenset({"head", "router", "shared_scale"})
 """Linear layers that stay in the precision of activations."""
 
 

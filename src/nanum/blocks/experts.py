@@ -84,7 +84,7 @@ def _shared(t: Tape, h: Tensor, e: Experts, mlp: Mlp, splits: Streams) -> Tensor
     out = linear(t, inner, "shared_down", ("D", "G"), split, ("B", "S", "D"), splits.stream)
     if not e.shared_gate:
         return out
-    gate = linear(t, h, "shared_gate", ("one", "D"), {}, ("B", "S", "one"), h.split)
+    gate = linear(t, h, "shared_scale", ("one", "D"), {}, ("B", "S", "one"), h.split)
     sigmoid = pointwise(t, "sigmoid", (gate,))
     t.emit("scale", (out, sigmoid), (y := out.like(name="shared"),))
 

@@ -23,7 +23,7 @@ from nanum.states import States
 PRODUCTS = (
     *("wq", "wk", "wv", "wo", "wq_gate", "gate", "up", "down"),
     *("wq_down", "wq_up", "wkv_down", "wkv_up", "wqkv", "wgate", "wrates"),
-    *("router", "shared_gate", "shared_up", "shared_down"),
+    *("router", "shared_gate", "shared_up", "shared_down", "shared_scale"),
 )
 """Of a layer's linear layers: what selective recompute keeps, with attention and reductions."""
 
