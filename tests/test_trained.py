@@ -117,6 +117,16 @@ def test_frozen_weights_cost_four_flops_and_adapters_six() -> None:
     assert reference(TINY, S, LORA).model_flops_per_sequence == expected
 
 
+def test_flops_of_lora_as_megatron_bridge_counts_them() -> None:
+    """Megatron-Bridge's docs/performance-summary-archive.md, NeMo 26.06, Llama-3 70B by LoRA on GB300: 2,086 TFLOPS at
+    7,481 tokens/s are 4 a parameter, without attention (here 6·layers·hidden·length, causal) and whatever the rank.
+    """
+    model, length = load_model("llama-3-70b"), 4096
+    attention = 6 * model.num_hidden_layers * model.hidden_size * length
+    found = reference(model, length, Trained("none", 8, "attention")).model_flops_per_sequence / length
+    assert found - attention == pytest.approx(2086e12 / 7481, rel=0.01)
+
+
 def backward_of(trained: Trained, kind: int) -> tuple[list[Op], Any]:
     structure = Structure(zero=0)
     at = Layout(micro_batch_size=B, structure=structure)
