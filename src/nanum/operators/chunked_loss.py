@@ -67,6 +67,7 @@ def chunked(t: Tape, h: Tensor, whole: Split, chunks: int, head: Callable[[Tape,
     dx = t.kernel("to_half", (rows,), rows, t.dtype) if t.half else rows
     t.weights += inner.weights
     for w, g in sums.items():
+        t.require_grad(w)
         t.set_weight_grad(w, g)
 
     def transpose() -> None:
