@@ -87,13 +87,22 @@ class Case:
         return [build(self.model, self.job, layout, self.engine, stage) for layout, stage in pairs]
 
 
+def may_chunk(engine: Engine) -> bool:
+    """Are gradients of weights made where they are needed, whatever the loss? (Others have none but the full loss.)"""
+    return engine in (TORCHTITAN, TORCH)
+
+
 def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Structure]:
     engine = draw(st.sampled_from(ENGINES))
+    recompute = draw(st.sampled_from(("none", "selective", "full")))
     structure = Structure(
         zero=draw(st.sampled_from(ZERO_STAGES[engine.name])),
         reshard=draw(st.booleans()),
         tensor=draw(st.sampled_from(("tensor", "sequence"))) if tp else "none",
-        recompute=draw(st.sampled_from(("none", "selective", "full"))),
+        recompute=recompute,
+        recompute_layers=draw(st.integers(0, 3)) if recompute == "full" else 0,
+        loss=draw(st.sampled_from(("full", "chunked", "full" if tp else "fused"))) if may_chunk(engine) else "full",
+        loss_chunks=draw(st.sampled_from((2, 4))),
         schedule=draw(st.sampled_from(("1f1b", "gpipe"))) if pp else "1f1b",
         pipelined=pp,
         attention=draw(st.sampled_from(("flash", "eager"))),

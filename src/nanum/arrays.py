@@ -25,6 +25,13 @@ def least(a: Quantity, b: Quantity) -> Quantity:
     return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
 
 
+def power_of_two(n: Quantity) -> Quantity:
+    """The least power of two that is not less than a whole number of at least 1."""
+    if isinstance(n, np.ndarray):
+        return np.left_shift(1, np.ceil(np.log2(n)).astype(np.int64))
+    return 1 << (int(n) - 1).bit_length()
+
+
 def take(quantity: Quantity, at: np.ndarray | None) -> Quantity:
     """From a smaller space to the layouts' own; what is one number stays one."""
     return quantity[at] if at is not None and isinstance(quantity, np.ndarray) and quantity.ndim else quantity

@@ -32,7 +32,7 @@ from nanum.parallel.fully_shard import FullyShard
 from nanum.parallel.live_shards import LiveShards
 from nanum.parallel.partitioned import Partitioned
 from nanum.parallel.pipeline import DataParallel, Position, Step, step
-from nanum.parallel.places import groups
+from nanum.parallel.places import divided, groups
 from nanum.parallel.replicated import DataRanks, Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
@@ -218,7 +218,11 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     if at_body is not None:
         kinds, at = distinct(kinds)
     layers, begins, first, last, at_body, pp = kinds
-    placed = groups(parts.layers.runs, begins, layers)
+    placed = (
+        divided(parts.layers.runs, begins, layers, structure.recompute_layers)
+        if structure.partly
+        else groups(parts.layers.runs, begins, layers)
+    )
     onward, back = (_on_this_rank(layout, stage, stage + way) for way in (1, -1))
     where = Stage(placed, first, last, (1 - last) * (1 - onward), (1 - first) * (1 - back), at_body, onward, back)
     sizes = {f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}
@@ -322,17 +326,19 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     mesh, dims = layout.mesh, _dims(model, job, layout, conventions)
     ends = Shapes(mesh, dims, at)
     layers = LayerKinds.of(model, job.trained)
-    shapes = Each(ends, tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at) for kind in layers.kinds), ends)
+    of_kinds = tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at) for kind in layers.kinds)
     given = conventions, structure, job.trained
     emitted = tuple(
         emit_layer(model, kind, here, *given, given_grad=layers.given_grad(i))
-        for i, (kind, here) in enumerate(zip(layers.kinds, shapes.layers, strict=True))
+        for i, (kind, here) in enumerate(zip(layers.kinds, of_kinds, strict=True))
     )
+    modes: tuple[Recompute, ...] = ("full", "none") if structure.partly else (structure.recompute,)
     bodies = Each(
         embedding_body(model, ends, *given),
-        tuple(layer_body(layer, structure.recompute) for layer in emitted),
+        tuple(layer_body(layer, mode) for mode in modes for layer in emitted),
         head_body(model, ends, *given),
     )
+    shapes = Each(ends, of_kinds * len(modes), ends)
     weights = Weights(
         shapes, conventions, structure.zero, _replicates(structure, engine), structure.own_experts, bodies
     )

@@ -6,7 +6,7 @@ An engine file fills one `Conventions`; every emitter reads it, and none asks fo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from nanum.job import Trained
@@ -73,20 +73,34 @@ class Numerics:
 
 @dataclass(frozen=True)
 class Kept:
-    """What of a layer's forward pass outlives it: outputs of the operations named, or all (None). `rerun` is a region
-    of operations that is run again whole, though its result is kept for those after it.
+    """What of a layer's forward pass outlives it: outputs of the operations named, or all (None), but for those of
+    regions of operations. `rerun` are run again whole, though their results are kept for those after them; of `remade`
+    the results are made again too. They are run before backward begins, or each when backward comes to it (`in_turn`).
     """
 
     outputs: frozenset[str] | None = None
-    rerun: str = ""
+    rerun: frozenset[str] = frozenset()
+    remade: frozenset[str] = frozenset()
+    in_turn: bool = False
+
+    def __or__(self, other: Kept) -> Kept:
+        """Less is kept: the regions of both are run again."""
+        return replace(self, rerun=self.rerun | other.rerun, remade=self.remade | other.remade)
 
 
 EVERYTHING, NOTHING = Kept(), Kept(frozenset())
+
+# Regions: parts of a layer that a recompute may name.
 ATTENTION_CORE = "attention core"
-"""The region of an attention block between its projections."""
+"""Of an attention block between its projections."""
 RING = "ring"
-"""The region of a ring's exchanges in the forward pass, which selective recompute runs again where it sees the ring as
-the kernels that it is made of."""
+"""Of a ring's exchanges in the forward pass, which selective recompute runs again where it sees the ring as the kernels
+that it is made of."""
+LATENT_UP = "latent up"
+"""Of latent attention from the vectors that all heads share to queries, keys and values."""
+LATENT_NORM, EXPERTS_NORM = "norm before latent attention", "norm before experts"
+FEED_FORWARD, EXPERTS, SHARED_EXPERTS = "feed-forward block", "experts", "shared experts"
+EXPERT_ACTIVATION = "activation of experts"
 
 
 @dataclass(frozen=True)

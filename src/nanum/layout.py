@@ -29,6 +29,10 @@ TWO_WAY: tuple[Schedule, ...] = ("dualpipe",)
 SPLITS_BACKWARD: tuple[Schedule, ...] = ("zb-h1", "zb-h2", "zbv", "dualpipe", "dualpipev")
 """Schedules of which some backwards are done in two halves."""
 Recompute = Literal["none", "selective", "full"]
+RECOMPUTE_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""Parts of a layer that a selective recompute may name, by Megatron-LM's words."""
+Loss = Literal["full", "chunked", "fused"]
+"""All logits at once, or of some rows after others: by a loop around the head and the loss, or by Liger's kernel."""
 TensorParallel = Literal["none", "tensor", "sequence"]
 ContextParallel = Literal["none", "ring", "allgather", "ulysses"]
 GradSync = Literal["each", "last"]
@@ -50,6 +54,15 @@ class Structure:
     cp_kind: ContextParallel = "none"  # none where cp = 1
     grad_sync: GradSync = "each"  # gradients are reduced over data ranks in each micro-batch, or in the last alone
     own_experts: bool = False  # experts have a mesh of their own; otherwise tp divides each, as it does all else
+    recompute_modules: tuple[str, ...] = ()  # of selective recompute, by the engine's names; none: its own choice
+    recompute_layers: int = 0  # full recompute of the first so many layers of each stage; 0: of all
+    loss: Loss = "full"
+    loss_chunks: int = 8  # of a chunked loss
+
+    @property
+    def partly(self) -> bool:
+        """Are some layers of a stage recomputed whole, and the others not?"""
+        return self.recompute == "full" and self.recompute_layers > 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +127,9 @@ class Layout:
     @classmethod
     def from_document(cls, table: Mapping[str, Any]) -> Layout:
         """A layout out of the plain values that `dataclasses.asdict` made of it."""
-        structure, order = Structure(**table["structure"]), tuple(table["rank_order"])
+        modules = tuple(table["structure"].get("recompute_modules", ()))
+        structure = Structure(**{**table["structure"], "recompute_modules": modules})
+        order = tuple(table["rank_order"])
         return cls(**{**table, "structure": structure, "rank_order": order})
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 
 from nanum.arrays import most, take
 from nanum.once import Once
-from nanum.program import Collective, Held, Mark, Node, Repeat, Wait
+from nanum.program import Collective, Compute, Held, Mark, Node, Repeat, Wait
 
 Bytes = Any  # int, or int64 array over layouts
 
@@ -130,6 +130,8 @@ def _detail(nodes: tuple[Node, ...], known: Once[_Detail]) -> _Detail:
         elif isinstance(node, Repeat):
             if node.count <= 0:
                 continue
+            if unnamed and isinstance(kernel := next(iter(node.body), None), Compute):
+                name, unnamed = f"{kernel.phase}: {kernel.name}", False
             body = known((node.body,), partial(_detail, node.body, known))
             grows = sum(body.net.values()) > 0
             here = _plus(_plus(net, body.net, node.count - 1) if grows else net, body.peak)

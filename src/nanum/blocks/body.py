@@ -48,7 +48,12 @@ class Body:
         that made it has made its input's gradient too, which comes next. Those of `shared` weights stay.
         """
         made = {g.name for w, g in self.weight_grads.items() if w.name not in self.shared}
-        nodes: list[Node] = []
+        before = (*self.forward, *self.loss)  # a loss may make gradients in the forward pass
+        nodes: list[Node] = [
+            Held("grads", -node.bytes, node.name)
+            for node in before
+            if isinstance(node, Held) and node.category == "grads" and node.name in made
+        ]
         new: list[Node] = []
         old: list[Node] = []
         for node in self.backward:

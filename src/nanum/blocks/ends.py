@@ -10,6 +10,7 @@ from nanum.conventions import ITEMSIZE, Conventions
 from nanum.job import ALL, Trained
 from nanum.layout import Structure
 from nanum.model import Model
+from nanum.operators.chunked_loss import chunked, fused
 from nanum.operators.elementwise import activated, capped, dropout, residual
 from nanum.operators.loss import cross_entropy
 from nanum.operators.matmul import embedding, linear
@@ -108,6 +109,12 @@ def head_body(
     y = Tensor("y", ("B", "S", "D"), splits.stream, tape.dtype)
     split = {"V": tape.tp} if tape.tp else {}
 
+    def project(t: Tape, h: Tensor) -> Tensor:
+        vocabulary = t.tp if conventions.loss_parallel else ()
+        want = {**splits.whole, "V": vocabulary}
+        logits = linear(t, h, "head", ("V", h.dims[-1]), split, ("B", "S", "V"), want, bias=model.head_bias)
+        return logits if model.logit_cap is None else capped(t, logits)
+
     def head() -> None:
         h = norm(tape, y, "norm", model.norm) if model.final_norm else y
         if model.head_transform:
@@ -115,12 +122,17 @@ def head_body(
             h = norm(tape, activated(tape, "gelu", h), "head_norm", model.norm)
         elif model.embedding_size:
             h = linear(tape, h, "project_out", ("W", "D"), {}, ("B", "S", "W"), splits.stream)
-        vocabulary = tape.tp if conventions.loss_parallel else ()
-        want = {**splits.whole, "V": vocabulary}
-        table = "V", h.dims[-1]
-        logits = linear(tape, h, "head", table, split, ("B", "S", "V"), want, bias=model.head_bias)
-        if model.logit_cap is not None:
-            logits = capped(tape, logits)
+        if structure.loss == "fused":  # in the model's own forward pass
+            fused(tape, h, tape.weight("head", ("V", h.dims[-1])))
+            tape.frame(y, h)
+            tape.mark("post_forward")
+            return
+        if structure.loss == "chunked":
+            tape.frame(y)
+            tape.mark("post_forward")
+            chunked(tape, h, splits.whole, structure.loss_chunks, project)
+            return
+        logits = project(tape, h)
         tape.frame(y, h)
         tape.mark("post_forward")
         if conventions.step_keeps_logits:

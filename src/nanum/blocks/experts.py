@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from nanum.blocks.body import Streams
+from nanum.conventions import EXPERT_ACTIVATION, SHARED_EXPERTS
 from nanum.model import Experts, Mlp
 from nanum.operators.elementwise import activated, pointwise, residual, swiglu
 from nanum.operators.experts import combine, expert_linear, route, scaled, spread
@@ -44,7 +45,7 @@ def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
         slots = pointwise(t, "sort_slots", (arrived,), saves=False)
     split: Split = {"E": ("ep",), "F": ("etp",)} if t.own_experts else {"F": t.tp} if t.tp else {}
     column = partial(_column, t, slots, split, e.expert)
-    inner = _inner(t, e.expert, column)
+    inner = _inner(t, e.expert, column, EXPERT_ACTIVATION)
     if when == "inside":
         inner = scaled(t, inner, choice, fused=True)
     out = expert_linear(t, inner, "expert_down", "D", "F", split, bias=e.expert.bias)
@@ -55,7 +56,11 @@ def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
     y = combine(t, out, choice)
     if t.conventions.slots_sorted:
         t.frame(sent, arrived, out)  # names in one frame (core/transformer/moe/moe_layer.py: custom_forward)
-    return y if e.shared is None else residual(t, y, _shared(t, h, e, e.shared, splits))
+    if e.shared is None:
+        return y
+    with t.region(SHARED_EXPERTS):
+        always = _shared(t, h, e, e.shared, splits)
+    return residual(t, y, always)
 
 
 def _at_experts(t: Tape, slots: Tensor) -> Split:
@@ -69,8 +74,15 @@ def _column(t: Tape, slots: Tensor, split: Split, expert: Mlp, name: str) -> Ten
     return expert_linear(t, slots, f"expert_{name}", "F", "D", split, bias=expert.bias)
 
 
-def _inner(t: Tape, mlp: Mlp, column: Callable[[str], Tensor]) -> Tensor:
-    return swiglu(t, column, mlp.activation) if mlp.gated else activated(t, mlp.activation, column("up"))
+def _inner(t: Tape, mlp: Mlp, column: Callable[[str], Tensor], region: str) -> Tensor:
+    """What an expert's last matrix reads. Where the activation is one kernel, it is a `region` of its own."""
+    if "activation" not in t.conventions.fused:
+        return swiglu(t, column, mlp.activation) if mlp.gated else activated(t, mlp.activation, column("up"))
+    projected = {name: column(name) for name in (("gate", "up") if mlp.gated else ("up",))}
+    with t.region(region):
+        if mlp.gated:
+            return swiglu(t, projected.__getitem__, mlp.activation)
+        return activated(t, mlp.activation, projected["up"])
 
 
 def _shared(t: Tape, h: Tensor, e: Experts, mlp: Mlp, splits: Streams) -> Tensor:
@@ -80,7 +92,7 @@ def _shared(t: Tape, h: Tensor, e: Experts, mlp: Mlp, splits: Streams) -> Tensor
     def column(name: str) -> Tensor:
         return linear(t, h, f"shared_{name}", ("G", "D"), split, ("B", "S", "G"), {**splits.whole, **split})
 
-    inner = _inner(t, mlp, column)
+    inner = _inner(t, mlp, column, SHARED_EXPERTS)
     out = linear(t, inner, "shared_down", ("D", "G"), split, ("B", "S", "D"), splits.stream)
     if not e.shared_gate:
         return out

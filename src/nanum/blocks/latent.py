@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanum.blocks.body import Streams
+from nanum.conventions import LATENT_UP
 from nanum.model import LatentAttention
 from nanum.operators.context_parallel import context_attention
 from nanum.operators.elementwise import rotary
@@ -45,19 +46,20 @@ def latent_attention(t: Tape, h: Tensor, a: LatentAttention, splits: Streams) ->
         split = {dim: tp} if tp else {}
         return linear(t, x, name, (dim, x.dims[-1]), split, ("B", "S", dim), {**splits.whole, **split})
 
-    q = (
-        up(norm(t, down("wq_down", "latent_q"), "q_norm", "rms_norm"), "wq_up", "Q")
-        if a.q_lora_rank
-        else up(h, "wq", "Q")
-    )
+    low = down("wq_down", "latent_q") if a.q_lora_rank else h
+    with t.region(LATENT_UP):
+        q = up(norm(t, low, "q_norm", "rms_norm"), "wq_up", "Q") if a.q_lora_rank else up(h, "wq", "Q")
     latent, rope = _parts(t, down("wkv_down", "down_kv"), "latent_kv", "rope")
-    rope = rotary(t, t.resharded(rope, splits.whole))
+    rope = t.resharded(rope, splits.whole)
     # Exchanges between ranks of a context make their own copies.
     views = t.conventions.values_are_views and t.context == "none"
-    both = up(norm(t, latent, "kv_norm", "rms_norm"), "wkv_up", "up_kv")
-    nope, v = _parts(t, both, "nope", "values", views=views)
-    k = _keys(t, nope, rope)
-    core = context_attention(t, rotary(t, q, a.qk_rope_head_dim), k, v, a.dropout)
+    with t.region(LATENT_UP):
+        rope = rotary(t, rope)
+        both = up(norm(t, latent, "kv_norm", "rms_norm"), "wkv_up", "up_kv")
+        nope, v = _parts(t, both, "nope", "values", views=views)
+        k = _keys(t, nope, rope)
+        turned = rotary(t, q, a.qk_rope_head_dim)
+    core = context_attention(t, turned, k, v, a.dropout)
     row = {"values": tp} if tp else {}
     out = linear(t, core, "wo", ("D", "values"), row, ("B", "S", "D"), splits.stream, bias=a.bias)
     t.frame(h, q, k, v, core)

@@ -12,10 +12,10 @@ from nanum.blocks.experts import expert_dims, mixture
 from nanum.blocks.feed_forward import feed_forward
 from nanum.blocks.latent import latent_attention, latent_dims
 from nanum.blocks.linear_attention import linear_attention, linear_attention_dims
-from nanum.conventions import EVERYTHING, NOTHING, Conventions
+from nanum.conventions import EVERYTHING, EXPERTS, EXPERTS_NORM, FEED_FORWARD, LATENT_NORM, NOTHING, Conventions
 from nanum.job import ALL, Trained
 from nanum.layout import Recompute, Structure
-from nanum.model import LatentAttention, Layer, LinearAttention, Mlp, Model, Run
+from nanum.model import Experts, LatentAttention, Layer, LinearAttention, Mlp, Model, Run
 from nanum.operators.elementwise import dropout, residual
 from nanum.operators.norm import norm
 from nanum.operators.tape import Tape
@@ -82,12 +82,16 @@ def emit_layer(
         return self_attention(tape, h, a, splits, turns=model.position == "rotary")
 
     def feed(h: Tensor) -> Tensor:
-        return feed_forward(tape, h, mlp, splits) if isinstance(mlp, Mlp) else mixture(tape, h, mlp, splits)
+        with tape.region(FEED_FORWARD if isinstance(mlp, Mlp) else EXPERTS):
+            return feed_forward(tape, h, mlp, splits) if isinstance(mlp, Mlp) else mixture(tape, h, mlp, splits)
 
     def layer() -> Tensor:
         if model.placement.startswith("parallel"):
             return _side_by_side(tape, x, model, attend, feed)
-        y = _in_turn(tape, _in_turn(tape, x, "norm1", model, attend), "norm2", model, feed)
+        latent = LATENT_NORM if isinstance(a, LatentAttention) else ""
+        mixed = EXPERTS_NORM if isinstance(mlp, Experts) else ""
+        between = _in_turn(tape, x, "norm1", model, attend, latent)
+        y = _in_turn(tape, between, "norm2", model, feed, mixed)
         tape.frame(x)
         return y
 
@@ -100,10 +104,12 @@ def layer_body(layer: Emitted, recompute: Recompute) -> Body:
     return layer.body(kept[recompute])
 
 
-def _in_turn(t: Tape, x: Tensor, name: str, model: Model, block: Block) -> Tensor:
-    """A block and its residual, with the norms where the model has them."""
+def _in_turn(t: Tape, x: Tensor, name: str, model: Model, block: Block, region: str) -> Tensor:
+    """A block and its residual, with the norms where the model has them; the one before it is a `region`."""
     before, after = model.placement in ("pre", "sandwich"), model.placement in ("post", "sandwich")
-    out = block(norm(t, x, name, model.norm) if before else x)
+    with t.region(region):
+        h = norm(t, x, name, model.norm) if before else x
+    out = block(h)
     if after:
         out = norm(t, out, f"{name}_after" if before else name, model.norm)
     y = residual(t, x, dropout(t, out, model.hidden_dropout))

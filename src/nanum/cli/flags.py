@@ -113,7 +113,15 @@ VirtualStages = Annotated[
 ]
 Recompute = Annotated[
     str | None,
-    _text("--recompute", "none|selective|full", "What is computed again in the backward pass, not kept. [none]"),
+    _text(
+        "--recompute",
+        "none|selective|full|MODULES",
+        "What is computed again in the backward pass, not kept; or modules by the engine's names, with commas between "
+        "(megatron: core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, shared_experts). [none]",
+    ),
+]
+RecomputeLayers = Annotated[
+    str | None, _text("--recompute-layers", "N", "Full recompute of the first N layers of each stage alone. [all]")
 ]
 MicroBatchSize = Annotated[str | None, _text("--micro-batch-size", "N", "Sequences a rank computes at once. [1]")]
 Attention = Annotated[str | None, _text("--attention", "flash|eager", "The attention kernel. [flash]")]
@@ -122,8 +130,14 @@ Compile = Annotated[
     typer.Option("--compile/--no-compile", help="torch.compile. [no]", show_default=False),
 ]
 Loss = Annotated[
-    str | None, _text("--loss", "full", "How the loss holds its logits. [full; others are not modelled yet]")
+    str | None,
+    _text(
+        "--loss",
+        "full|chunked|fused",
+        "Logits of all tokens at once, or of some after others, by a loop or by Liger's fused kernel. [full]",
+    ),
 ]
+LossChunks = Annotated[str | None, _text("--loss-chunks", "N", "Chunks of a chunked loss. [8]")]
 Offload = Annotated[
     str | None, _text("--offload", "none", "What is kept in host memory. [none; others are not modelled yet]")
 ]

@@ -156,6 +156,8 @@ def _not_run(reader: Reader, job: Job, layout: Layout) -> list[str]:
         found.append("--precision fp16 is not run here: fp32 or bf16")
     if reader.word("attention") == "eager":
         found.append("--attention eager is not run here: flash")
+    if (loss := reader.word("loss")) in ("chunked", "fused"):
+        found.append(f"--loss {loss} is not run here: full")
     if reader.word("rank_order") is not None:
         found.append("--rank-order is not run here: it moves ranks between links, and there is one")
     return found

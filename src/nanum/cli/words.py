@@ -20,7 +20,18 @@ from nanum.job import (
     default_global_batch_size,
     default_seq_len,
 )
-from nanum.layout import AXES, ONE_STAGE, ContextParallel, GradSync, Layout, Recompute, Schedule, Structure
+from nanum.layout import (
+    AXES,
+    ONE_STAGE,
+    RECOMPUTE_MODULES,
+    ContextParallel,
+    GradSync,
+    Layout,
+    Loss,
+    Recompute,
+    Schedule,
+    Structure,
+)
 from nanum.units import whole_number
 
 if TYPE_CHECKING:
@@ -47,7 +58,7 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "schedule": (get_args(Schedule), ()),
     "recompute": (get_args(Recompute), ()),
     "attention": (("flash", "eager"), ()),
-    "loss": (("full",), ("chunked", "fused")),
+    "loss": (get_args(Loss), ()),
     "offload": (("none",), ("optimizer", "params", "activations")),
     "grad_sync": (get_args(GradSync), ()),
     "cp_kind": (tuple(kind for kind in get_args(ContextParallel) if kind != "none"), ()),
@@ -179,8 +190,7 @@ def layout_of(
         rank_order=_rank_order(reader),
         **experts,
     )
-    for name in ("loss", "offload"):
-        reader.choice(name, "")
+    reader.choice("offload", "")
     if left is None and gpus is not None:
         reader.none_left = True
         reader.reasons.append(_none_left(sizes, f"the {gpus} {of}"))
@@ -305,7 +315,8 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
     chosen: dict[str, Any] = {
         "tensor": tensor,
         "cp_kind": cp_kind if sizes["cp"] > 1 else "none",
-        "recompute": reader.choice("recompute", "none"),
+        **_recompute(reader),
+        **_loss(reader),
         "schedule": (schedule := reader.choice("schedule", "1f1b")),
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),
@@ -318,6 +329,28 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
     return Structure(
         zero=int(zero), reshard=reshard, pipelined=sizes["pp"] > 1, compile=compiled, own_experts=own, **chosen
     )
+
+
+def _loss(reader: Reader) -> dict[str, Any]:
+    """How the loss holds its logits; chunks are a chunked loss's."""
+    loss, chunks = reader.choice("loss", "full"), reader.whole("loss_chunks", Structure.loss_chunks)
+    if reader.said("loss_chunks") and loss != "chunked":
+        reader.reasons.append(f"--loss-chunks {chunks} is for --loss chunked")
+    if loss == "chunked" and not reader.said("loss_chunks"):
+        reader.defaults.append(f"loss_chunks {chunks}")
+    return {"loss": loss, "loss_chunks": chunks}
+
+
+def _recompute(reader: Reader) -> dict[str, Any]:
+    """How much is recomputed: a word for it, or modules by an engine's names, which it knows."""
+    word = reader.word("recompute") or "none"
+    layers = reader.whole("recompute_layers", 0)
+    if reader.said("recompute_layers") and layers < 1 and not reader.unread:
+        reader.reasons.append(f"--recompute-layers {layers} must be at least 1")
+    names = tuple(dict.fromkeys(name.strip() for name in word.split(",")))
+    if names and set(names) <= set(RECOMPUTE_MODULES):
+        return {"recompute": "selective", "recompute_modules": tuple(sorted(names)), "recompute_layers": layers}
+    return {"recompute": reader.choice("recompute", "none"), "recompute_layers": layers}
 
 
 def _virtual_stages(reader: Reader, schedule: str, pp: int) -> int:

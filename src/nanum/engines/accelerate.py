@@ -73,6 +73,7 @@ RULES = (
 
 ACCELERATE = Engine(
     name="accelerate",
+    losses=("full", "fused"),  # of transformers' models, by Liger's kernel
     version="1.15.0.dev0 (16cb6eb), torch 2.13",
     default_zero=3,
     searched_zero_stages=(3,),

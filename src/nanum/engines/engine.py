@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from nanum.conventions import Conventions, Numerics
 from nanum.job import Job, Optimizer
-from nanum.layout import ONE_CHUNK, Layout, Schedule, Structure
+from nanum.layout import ONE_CHUNK, Layout, Loss, Schedule, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.loss import loss_rule
+from nanum.rules.recompute import recompute_rules
 from nanum.states import States
 
 DataParallel = Literal["fully_shard", "plain_or_fully_shard", "flat_buffers", "partitioned", "accumulated"]
@@ -36,10 +38,19 @@ class Engine:
     fp8: bool = False  # has it linear layers of fp8?
     default_sp: bool = True  # is tensor parallelism sequence parallel too, unless it is said?
     layers_by_model: Callable[[Model, Any, Any], Any] | None = None  # the same rule, where it weighs the parts
+    recompute_modules: tuple[str, ...] = ()  # that a selective recompute may name
+    recomputes_some_layers: bool = False  # can it recompute some layers of a stage and not the others?
+    losses: tuple[Loss, ...] = ("full",)  # that it has
 
     @property
     def refuses(self) -> tuple[Rule, ...]:
-        return (*self.rules, _schedule_rule(self.name, self.schedules), *(() if self.fp8 else (_fp8_rule(self.name),)))
+        return (
+            *self.rules,
+            _schedule_rule(self.name, self.schedules),
+            *(() if self.fp8 else (_fp8_rule(self.name),)),
+            *recompute_rules(self.name, self.recompute_modules, self.recomputes_some_layers),
+            loss_rule(self.name, self.losses),
+        )
 
     def layers(self, model: Model, stages: Any, stage: Any) -> Any:
         """How many layers a stage has."""

@@ -10,14 +10,30 @@ Its own loss keeps an fp32 softmax, whatever tp.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
-from nanum.conventions import ATTENTION_CORE, FUSABLE, Conventions, Kept, Numerics
+from nanum.conventions import (
+    ATTENTION_CORE,
+    EXPERT_ACTIVATION,
+    EXPERTS,
+    EXPERTS_NORM,
+    FEED_FORWARD,
+    FUSABLE,
+    LATENT_NORM,
+    LATENT_UP,
+    SHARED_EXPERTS,
+    Conventions,
+    Kept,
+    Numerics,
+)
 from nanum.engines.engine import Engine, eager_rule, muon_rule, optimizer_rule, where_pipelined, zero_rule
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
 
@@ -36,6 +52,33 @@ def numerics(job: Job) -> Numerics:
     return Numerics(job.dtype, job.dtype, "fp32", states)
 
 
+def _again(*regions: str) -> Kept:
+    return Kept(rerun=frozenset(regions), in_turn=True)
+
+
+def _made_again(*regions: str) -> Kept:
+    return Kept(remade=frozenset(regions), in_turn=True)
+
+
+MODULES = {
+    "core_attn": _again(ATTENTION_CORE),
+    "layernorm": _made_again(LATENT_NORM, EXPERTS_NORM),
+    "mla_up_proj": _made_again(LATENT_UP),
+    "mlp": _again(FEED_FORWARD),
+    "moe": _again(EXPERTS),
+    "moe_act": _made_again(EXPERT_ACTIVATION),
+    "shared_experts": _again(SHARED_EXPERTS),
+}
+"""What --recompute-modules may name (transformer_config.py): a checkpoint of a module, or one that discards its output
+too (tensor_parallel.CheckpointWithoutOutput). layernorm is of norms that stand alone: the others are in Transformer
+Engine's projections (gpt_layer_specs.py). mlp is of dense layers.
+"""
+
+
+def selective(modules: tuple[str, ...]) -> Kept:
+    return reduce(or_, (MODULES[name] for name in modules or ("core_attn",) if name in MODULES), Kept(in_turn=True))
+
+
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
     return Conventions(
         numerics=numerics(job),
@@ -49,7 +92,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         stand_ins=structure.zero < 2,
         stored_as_one=STORED_AS_ONE,
         recompute_stops_early=False,
-        selective=Kept(rerun=ATTENTION_CORE),
+        selective=selective(structure.recompute_modules),
         grads_resident=structure.zero < 2,
         stage_keeps_output=False,
         chunk_weights="aligned",
@@ -68,6 +111,12 @@ def layers_of_stage(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
     stage shorter (--decoder-first-pipeline-num-layers, --account-for-embedding-in-pipeline-split, and so on).
     """
     return where_pipelined(pp, num_hidden_layers // pp + 0 * stage, num_hidden_layers)
+
+
+def _within(layout: Layout) -> list[str]:
+    """Modules that are named beside the one that they are in."""
+    named = layout.structure.recompute_modules
+    return [name for name in ("moe_act", "shared_experts") if name in named and "moe" in named]
 
 
 def _interleaves(layout: Layout) -> Any:
@@ -129,6 +178,23 @@ RULES = (
             "--cp-kind ulysses; torchtitan and torch have the others"
         ),
     ),
+    module_rule("mla_up_proj", has_latent_attention, "has no latent attention"),
+    *(module_rule(name, has_experts, "has no experts") for name in ("moe", "moe_act")),
+    module_rule("shared_experts", has_shared_experts, "has no shared experts"),
+    module_rule(
+        "layernorm",
+        lambda layer: has_experts(layer) or has_latent_attention(layer),
+        "has no norm of its own kernel: megatron's are in the projections after them, but before experts and latent "
+        "attention",
+    ),
+    Rule(
+        "recompute within a recomputed module",
+        lambda model, job, cluster, layout: bool(_within(layout)),
+        lambda model, job, cluster, layout: (
+            f"--recompute {','.join(layout.structure.recompute_modules)}: moe recomputes "
+            f"{' and '.join(_within(layout))} already, and twice over is not modelled (megatron)"
+        ),
+    ),
     eager_rule("megatron", "its kernels are fused by themselves"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
     EQUAL_STAGES,
@@ -179,4 +245,6 @@ MEGATRON = Engine(
     schedules=("gpipe", "1f1b", "interleaved"),
     default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
     fp8=True,
+    recompute_modules=tuple(MODULES),
+    recomputes_some_layers=True,  # recompute.py: --recompute-method block
 )

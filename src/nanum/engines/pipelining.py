@@ -91,6 +91,14 @@ RULES_OF_SEVERAL_CHUNKS = (
         ),
     ),
     Rule(
+        "a loss that is differentiated at once, and a backward in halves",
+        lambda model, job, cluster, layout: _runs(layout, *SPLITS_BACKWARD) & (layout.structure.loss != "full"),
+        lambda model, job, cluster, layout: (
+            f"--loss {layout.structure.loss} with schedule={layout.structure.schedule}, which splits backward, is not "
+            "modelled: the head's gradients are made with the loss"
+        ),
+    ),
+    Rule(
         "DDP fails where a rank has several stages",
         lambda model, job, cluster, layout: (
             _several_chunks(layout) & (layout.structure.zero < 3) & (layout.data_ranks > 1)

@@ -49,7 +49,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         recompute_stops_early=True,
         selective=Kept(
             frozenset({*with_adapters(PRODUCTS, job.trained), "attention", "reduce_scatter", "all_reduce"}),
-            rerun=RING,
+            rerun=frozenset({RING}),
         ),
         grads_resident=False,
         step_keeps_logits=True,
@@ -107,6 +107,14 @@ RULES = (
         lambda model, job, cluster, layout: (
             f"ep={layout.ep} with zero={layout.structure.zero}: gradients of experts are added among fewer ranks than "
             "others, which FSDP2 alone does (torch): use --zero 3"
+        ),
+    ),
+    Rule(
+        "a loss outside the root unit needs the head's weights",
+        lambda model, job, cluster, layout: (layout.structure.loss == "chunked") & (layout.structure.zero == 3),
+        lambda model, job, cluster, layout: (
+            "--loss chunked with zero=3: the head is of the root unit here, which is resharded before a loss outside "
+            "the model (torch); torchtitan keeps it gathered"
         ),
     ),
     eager_rule("torch", "it states eager kernels, as recorded; torchtitan takes it"),
@@ -167,6 +175,8 @@ TORCH = Engine(
     layers_of_stage=weighed_layers,
     rules=RULES,
     schedules=pipelining.SCHEDULES,
+    losses=("full", "chunked", "fused"),  # as a user writes it, or takes it from Liger
+    recomputes_some_layers=True,  # torch.utils.checkpoint is the user's own to put around a layer
 )
 
 

@@ -129,6 +129,7 @@ TORCHTITAN = Engine(
     layers_of_stage=weighed_layers,
     rules=RULES,
     schedules=pipelining.SCHEDULES,
+    losses=("full", "chunked"),
     default_reshard=lambda pp: pp == 1,  # parallelize.py: "default" keeps weights gathered under a pipeline
     fp8=True,
 )

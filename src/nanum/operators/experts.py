@@ -8,8 +8,10 @@ arXiv 2006.16668); so do the gather and the reduce-scatter of experts that are s
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+from nanum.conventions import EXPERT_ACTIVATION
 from nanum.operators.elementwise import pointwise
 from nanum.operators.matmul import linear
 from nanum.operators.tape import Tape
@@ -86,7 +88,8 @@ def scaled(t: Tape, slots: Tensor, choice: Choice, *, fused: bool = False) -> Te
     t.then(by, weights_transpose)
     half = by if fused or not t.half else pointwise(t, "to_half", (by,), saves=False, dtype=t.dtype)
     here = t.resharded(half, {d: slots.split[d] for d in ("E", "N") if d in slots.split})
-    t.emit("scale", (slots, here), (y := slots.like(name="scaled"),))
+    with t.region(EXPERT_ACTIVATION) if fused else nullcontext():
+        t.emit("scale", (slots, here), (y := slots.like(name="scaled"),))
 
     def transpose() -> None:
         d = t.grad(y)

@@ -13,7 +13,7 @@ from typing import Any
 
 from nanum.conventions import EVERYTHING, NOTHING, Kept
 from nanum.operators.tape import Op
-from nanum.program import Held, Mark, Node
+from nanum.program import Collective, Compute, Held, Node
 from nanum.sharding import Shapes, Tensor
 
 
@@ -67,7 +67,7 @@ def recomputed(forward: Sequence[Op], backward: Sequence[Op], kept: Kept, *, sto
     else:
         again = _what_is_needed(forward, used, kept)
     return [
-        op if op.node is None or isinstance(op.node, Mark) else replace(op, node=replace(op.node, phase="recompute"))
+        replace(op, node=replace(op.node, phase="recompute")) if isinstance(op.node, Compute | Collective) else op
         for op in map(_without_numbers, again)
     ]
 
@@ -88,11 +88,22 @@ def _from_the_start(forward: Sequence[Op], used: set[Tensor], *, stops_early: bo
     return [*forward[:stop], Op("stop", frames, ())] if frames else list(forward[:stop])
 
 
+def _region(op: Op, kept: Kept) -> str:
+    """The outermost region of an operation that is run again."""
+    return next((name for name in op.regions if name in kept.rerun or name in kept.remade), "")
+
+
 def _what_is_needed(forward: Sequence[Op], used: set[Tensor], kept: Kept) -> list[Op]:
-    rerun = {op for op in forward if op.region and op.region == kept.rerun}
-    outside = [op for op in forward if op not in rerun]
-    there = {t for op in outside if kept.outputs is None or op.name in kept.outputs for t in op.writes}
-    there |= {t for op in rerun for t in op.writes} & {t for op in outside for t in op.reads}  # the region's results
+    region = {op: _region(op, kept) for op in forward}
+    rerun = {op for op in forward if region[op] in kept.rerun}
+    read_in: dict[Tensor, set[str]] = {}
+    for op in forward:
+        for t in op.reads:
+            read_in.setdefault(t, set()).add(region[op])
+    there = {
+        t for op in forward if not region[op] and (kept.outputs is None or op.name in kept.outputs) for t in op.writes
+    }
+    there |= {t for op in rerun for t in op.writes if read_in.get(t, set()) - {region[op]}}  # a region's results
     needed = used - there
     chosen: list[Op] = []
     for op in reversed(forward):
@@ -102,6 +113,20 @@ def _what_is_needed(forward: Sequence[Op], used: set[Tensor], kept: Kept) -> lis
             chosen.append(replace(op, writes=copies))
             needed |= {t for t in op.reads if t not in there}
     return chosen[::-1]
+
+
+def _in_turn(again: Sequence[Op], backward: Sequence[Op], kept: Kept) -> list[Op]:
+    """Backward, with each region of what is run again before the first operation that reads what it makes."""
+    regions: dict[str, list[Op]] = {}
+    for op in again:
+        regions.setdefault(_region(op, kept), []).append(op)
+    first = {t: i for i, op in reversed(list(enumerate(backward))) for t in op.reads}
+    at: dict[str, int] = {}
+    for name, ops in reversed(regions.items()):
+        at[name] = min((first[t] for op in ops for t in op.writes if t in first), default=len(backward))
+        first |= {t: min(at[name], first.get(t, at[name])) for op in ops for t in op.reads}
+    turns = [[op for name, ops in regions.items() if at[name] == i for op in ops] for i in range(len(backward) + 1)]
+    return [op for turn, then in zip(turns, [[op] for op in backward] + [[]], strict=True) for op in (*turn, *then)]
 
 
 def split_step(
@@ -124,7 +149,7 @@ def split_step(
     """
     enters, leaves, enters_back, leaves_back = (tuple(x) for x in (enters, leaves, enters_back, leaves_back))
     again = recomputed(forward, backward, kept, stops_early=stops_early)
-    back = [*again, *backward]
+    back = _in_turn(again, backward, kept) if kept.in_turn else [*again, *backward]
     if again and enters:  # a checkpoint's input lives until the last of what was made again is freed
         made = {t for op in again for t in op.writes}
         end = max((i for i, op in enumerate(back) if made.intersection(op.reads)), default=len(again) - 1)

@@ -41,7 +41,7 @@ def _eager(t: Tape, logits: Tensor) -> None:
             d = k("to_half", (d,), logits, t.dtype)
         t.add_grad(logits, d)
 
-    _end(t, logits, loss, seed, transpose)
+    end_with(t, logits, loss, seed, transpose)
 
 
 def _fused(t: Tape, logits: Tensor) -> None:
@@ -52,7 +52,7 @@ def _fused(t: Tape, logits: Tensor) -> None:
     def transpose() -> None:
         t.add_grad(logits, t.kernel("dlogits", (logits, weight), logits))
 
-    _end(t, logits, loss, seed, transpose)
+    end_with(t, logits, loss, seed, transpose)
 
 
 def _vocab_parallel(t: Tape, logits: Tensor) -> None:
@@ -86,7 +86,7 @@ def _vocab_parallel(t: Tape, logits: Tensor) -> None:
             d = t.kernel("to_half", (d,), logits, t.dtype, holds=(softmax,) if eager else ())
         t.add_grad(logits, d)
 
-    _end(t, logits, loss, seed, transpose)
+    end_with(t, logits, loss, seed, transpose)
 
 
 def _row_sums(t: Tape, wide: Tensor, *, eager: bool) -> Tensor:
@@ -125,10 +125,10 @@ def _in_place(t: Tape, logits: Tensor) -> None:
         t.emit("scale_in_place", (logits,), ())
         t.add_grad(logits, logits)
 
-    _end(t, logits, loss, seed, transpose)
+    end_with(t, logits, loss, seed, transpose)
 
 
-def _end(t: Tape, logits: Tensor, loss: Tensor, seed: Tensor, transpose: Callable[[], None]) -> None:
+def end_with(t: Tape, logits: Tensor, loss: Tensor, seed: Tensor, transpose: Callable[[], None]) -> None:
     """What every loss leaves, and where its gradient comes from."""
 
     def backward() -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, NF4, Conventions, has_adapter
 from nanum.job import ALL, Trained
-from nanum.program import Collective, Compute, Mark, Operands, Phase
+from nanum.program import Collective, Compute, Mark, Operands, Phase, Repeat
 from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
 
 
@@ -26,8 +26,8 @@ class Op:
     name: str
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
-    node: Compute | Collective | Mark | None = None
-    region: str = ""  # the part of a block that selective recompute may name
+    node: Compute | Collective | Mark | Repeat | None = None
+    regions: tuple[str, ...] = ()  # the parts of a layer that a recompute may name, each inside the one before
 
 
 def collective(
@@ -81,7 +81,7 @@ class Tape:
     _grads: dict[Tensor, list[Tensor]] = field(default_factory=dict)
     _moved: dict[Any, Tensor] = field(default_factory=dict)
     _quantized: dict[Tensor, Tensor] = field(default_factory=dict)
-    _region: str = ""
+    _regions: tuple[str, ...] = ()
     _requires: set[Tensor] = field(default_factory=set)  # tensors whose gradient is needed
 
     # --- what is trained --------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Tape:
                 (*reads, *holds),
                 writes,
                 Compute(name, self._phase, flops, moved, dtype or self.dtype, shape, attention, operands),
-                self._region,
+                self._regions,
             )
         )
 
@@ -163,14 +163,14 @@ class Tape:
 
     def frame(self, *tensors: Tensor) -> None:
         """A Python frame returns: its arguments and locals were held until here, whatever read them last."""
-        self._append(Op("return", tensors, ()))
+        self._append(Op("return", tensors, (), regions=self._regions))
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
-        """Operations in it belong to a part of the block that an engine's selective recompute names."""
-        before, self._region = self._region, name
+        """Operations in it belong to a part of the layer that an engine's recompute may name."""
+        before, self._regions = self._regions, (*self._regions, name)
         yield
-        self._region = before
+        self._regions = before
 
     def mark(self, name: str) -> None:
         """A moment that an engine hangs something on."""
@@ -249,7 +249,7 @@ class Tape:
     ) -> None:
         """Exchanges of buffers as they lie, `times` one after the other."""
         node = collective(self.shapes, kind, axes, source, after, self._phase, what)
-        self._append(Op(kind, (source,), (after, *self._scratch(node)), node.times(times), self._region))
+        self._send(kind, (source,), (after, *self._scratch(node)), node.times(times))
 
     def _exchange(
         self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor, what: str | None
@@ -259,22 +259,25 @@ class Tape:
         scratch = self._scratch(node)
         of_experts = "E" in source.dims and "N" in source.dims  # slots lie as they are sent
         if not self.conventions.dtensor or kind == "all_reduce" or what in ("params", "grads") or of_experts:
-            self._append(Op(kind, (source,), (after, *scratch), node))
+            self._send(kind, (source,), (after, *scratch), node)
             return
         if kind == "all_to_all":  # the pieces for each rank lie one after the other
             self.emit("copy", (source,), (packed := source.like(),))
-            self._append(Op(kind, (packed,), (arrived := after.like(),), node))
+            self._send(kind, (packed,), (arrived := after.like(),), node)
             self.emit("copy", (arrived,), (after,))
             return
         if kind == "reduce_scatter":  # DTensor chunks a dim other than 0 into a copy
             self.emit("copy", (source,), (copy := source.like(),))
-            self._append(Op(kind, (source, copy), (after, *scratch), node))
+            self._send(kind, (source, copy), (after, *scratch), node)
             return
         dim = source.dims.index(places(source.split)[axes[0]])
         outer = self.shapes.elements(source.dims[:dim], source.split)
         raw = after.like(factor=(outer > 1) * 1)
-        self._append(Op(kind, (source,), (raw, *scratch), node))
+        self._send(kind, (source,), (raw, *scratch), node)
         self.emit("copy", (raw,), (after,))
+
+    def _send(self, kind: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], node: Collective) -> None:
+        self._append(Op(kind, reads, writes, node, self._regions))
 
     def _scratch(self, node: Collective) -> tuple[Tensor, ...]:
         """What the library that exchanges takes of its own meanwhile."""
@@ -302,9 +305,8 @@ class Tape:
         a, b = self.move(a, rule.left), self.move(b, rule.right)
         out = Tensor(name, dims, rule.split, self.dtype, rule.partial, category, size=size)
         if a.dtype == "onehot":  # a look-up, not a matmul: it touches as many rows as it writes
-            self._append(
-                Op(name, (a, b), (out,), Compute(name, self._phase, 0.0, 2 * self.shapes.bytes(out), self.dtype))
-            )
+            moved = 2 * self.shapes.bytes(out)
+            self._append(Op(name, (a, b), (out,), Compute(name, self._phase, 0.0, moved, self.dtype), self._regions))
             return out
         kept_a = tuple(d for d in a.dims if d in dims)
         kept_b = tuple(d for d in b.dims if d in dims and d not in a.dims)
@@ -354,6 +356,11 @@ class Tape:
         for g in moved[1:]:
             total = self._add(total, g)
         return total
+
+    def pending(self, t: Tensor) -> Tensor:
+        """The gradient that has arrived for `t`, as it is: perhaps a sum not yet carried out."""
+        (g,) = self._grads.pop(t)
+        return g
 
     def _add(self, g: Tensor, h: Tensor) -> Tensor:
         self.emit("add", (g, h), (out := g.like(),))

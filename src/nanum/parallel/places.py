@@ -51,6 +51,17 @@ def groups(runs: Iterable[Run], begins: Any, layers: Any) -> tuple[Group, ...]:
     return tuple(found)
 
 
+def divided(runs: Iterable[Run], begins: Any, layers: Any, first: int) -> tuple[Group, ...]:
+    """As `groups`, where the `first` layers of a stage are done otherwise than the others, whose kinds then follow
+    those of all.
+    """
+    runs = tuple(runs)
+    several = 1 + max(kind for _, kinds in runs for kind in kinds)
+    others = [(count, tuple(kind + several for kind in kinds)) for count, kinds in runs]
+    here = least(layers, first)
+    return (*groups(runs, begins, here), *groups(others, begins + here, layers - here))
+
+
 def _alike(kinds: tuple[int, ...], rounds: Any) -> list[Group]:
     counts: tuple[tuple[Role, Any], ...] = (
         ("first", (rounds >= 2) * 1),

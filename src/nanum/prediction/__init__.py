@@ -226,7 +226,9 @@ class Prediction:
     @cached_property
     def one_gpu_seconds(self) -> float:
         """The same step on one GPU, were its memory large enough."""
-        structure = replace(self.layout.structure, tensor="none", pipelined=False, cp_kind="none")
+        at = self.layout.structure
+        again = at.recompute_layers * self.layout.pp * at.virtual_stages  # of one stage, what were those of each
+        structure = replace(at, tensor="none", pipelined=False, cp_kind="none", recompute_layers=again)
         layout = Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure)
         alone = replace(self.cluster, nodes=1, gpus_per_node=1)
         time = stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout))

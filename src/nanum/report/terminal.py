@@ -99,7 +99,10 @@ def flags_of(document: Document) -> str:
     """The flags of `predict` that ask for a document's layout."""
     at, job = document["layout"], document["job"]
     words = [f"--{a.replace('_', '-')} {at[a]}" for a in AXES if a == "dp_shard" or at[a] != 1]
-    words.append(f"--micro-batch-size {at['micro_batch_size']} --zero {at['zero']} --recompute {at['recompute']}")
+    recompute = at.get("recompute_modules") or at["recompute"]
+    words.append(f"--micro-batch-size {at['micro_batch_size']} --zero {at['zero']} --recompute {recompute}")
+    if at.get("recompute_layers"):
+        words.append(f"--recompute-layers {at['recompute_layers']}")
     if at["zero"] == 3:
         words.append("--reshard" if at["reshard"] else "--no-reshard")
     if at["tp"] > 1:
@@ -116,6 +119,8 @@ def flags_of(document: Document) -> str:
         words.append(f"--rank-order {at['rank_order']}")
     if at["attention"] != "flash":
         words.append(f"--attention {at['attention']}")
+    if at.get("loss", "full") != "full":
+        words.append(f"--loss {at['loss']}" + (f" --loss-chunks {at['loss_chunks']}" if at["loss_chunks"] > 1 else ""))
     if at["compile"]:
         words.append("--compile")
     words.append(f"--engine {document['engine']['name']}")
@@ -140,9 +145,12 @@ def layout_words(layout: Document) -> str:
         chunks = flat.get("virtual_stages", 1)
         others.append(f"{flat['schedule']}{f', {chunks} stages a rank' if chunks > 1 else ''}")
     if "recompute" in flat:
-        others.append(f"recompute {flat['recompute']}")
+        some = f" of {layers} layers a stage" if (layers := flat.get("recompute_layers")) else ""
+        others.append(f"recompute {flat.get('recompute_modules') or flat['recompute']}{some}")
     if "micro_batch_size" in flat:
         others.append(f"micro-batch {flat['micro_batch_size']}")
+    if (loss := flat.get("loss", "full")) != "full":
+        others.append(f"loss in {flat['loss_chunks']} chunks" if loss == "chunked" else f"{loss} loss")
     if flat.get("compile"):
         others.append("compiled")
     return " · ".join(sizes + others)

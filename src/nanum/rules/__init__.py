@@ -25,6 +25,8 @@ from nanum.layout import (
 )
 from nanum.model import Experts, Layer, Mlp, Model
 from nanum.rules.experts import OF_EXPERTS
+from nanum.rules.loss import OF_LOSS
+from nanum.rules.recompute import OF_RECOMPUTE
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
 from nanum.rules.trained import OF_TRAINED, OF_TRAINED_JOB
 
@@ -336,6 +338,8 @@ OF_LAYOUT = (
     RING_KERNEL,
     *OF_EXPERTS,
     *OF_TRAINED,
+    *OF_RECOMPUTE,
+    *OF_LOSS,
     VIRTUAL_STAGES,
     NO_PIPELINE,
 )
