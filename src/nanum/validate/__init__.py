@@ -71,5 +71,5 @@ def _bytes(kind: Kind, stage: StageMemory, level: device.Level) -> int:
     if kind == "allocated":
         return stage.moment.bytes + int(device.WORKSPACES.at(level))
     if kind == "reserved":
-        return int(device.reserved_bytes(stage.moment.bytes, level))
+        return stage.reserved_bytes_at(level)
     return stage.device_bytes_at(level)
