@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,28 @@ def test_three_numbers_of_one_device() -> None:
     layout = Layout(dp_shard=4, tp=2, structure=Structure(zero=3, tensor="sequence"))
     prediction = predict(MODEL, Job(128, 16), clusters.load("1x8xh100-sxm"), layout)
     worst = prediction.to_dict()["memory"]["worst"]
-    assert worst["reserved_bytes"] == (worst["allocated_bytes"] + WORKSPACES.value) * 104 // 100
+    assert worst["reserved_bytes"] == (prediction.worst.pooled_bytes + WORKSPACES.value) * 104 // 100
     assert worst["communicator_bytes"] == 544e6 + 688e6  # of tp and of dp_shard
     assert worst["context_bytes"] == CONTEXT.value + worst["communicator_bytes"]
     assert worst["device_bytes"] == worst["reserved_bytes"] + worst["context_bytes"]
     assert worst["device_bytes_low"] < worst["device_bytes"] < worst["device_bytes_high"]
     stated = {one["what"]: one for one in prediction.assumptions if "low" in one}
     assert set(stated) == {term.what for term in (RESERVED, WORKSPACES, CONTEXT, *COMMUNICATOR.values())}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize(("shards", "reshard", "batch"), [(2, True, 8), (4, False, 16), (2, True, 4)])
+def test_pools_of_streams_have_at_least_what_is_held(
+    schedule: Any, pp: int, shards: int, reshard: bool, batch: int
+) -> None:
+    """FSDP2's gathers and its gradients lie in pools of their own streams, and other engines have but one."""
+    chunks = 2 if schedule == "interleaved" and pp > 1 else 1
+    structure = Structure(zero=3, reshard=reshard, schedule=schedule if pp > 1 else "1f1b", virtual_stages=chunks)
+    layout = Layout(dp_shard=shards, pp=pp, structure=structure)
+    machine = clusters.load(f"1x{shards * pp}xh100-sxm")
+    for stage in predict(MODEL, Job(128, batch), machine, layout).memory:
+        assert stage.pooled_bytes >= stage.moment.bytes
+    layout = Layout(dp_shard=shards, pp=pp, structure=replace(structure, zero=1, reshard=True))
+    for stage in predict(MODEL, Job(128, batch), machine, layout, engine="megatron").memory:
+        assert stage.pooled_bytes == stage.moment.bytes

@@ -39,9 +39,9 @@ def slow_network(word: str, gb_per_second: float) -> Cluster:
 @pytest.mark.parametrize(("compiled", "drop"), [(False, 82.4 - 67.0), (True, 77.0 - 62.0)])
 def test_llama_8b_on_8_and_128_gpus(compiled: bool, drop: float) -> None:
     """github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412: reserved memory falls by 15.0 to 15.4 GiB, of which
-    16 bytes a parameter over 8 and over 128 ranks are 14.0. Of reserved memory we take 104 % of what is allocated, and
-    our peak is at the loss, where gradients (4 of the 16) are not there yet: states are held to 0.1 GiB, the drop to a
-    third. Throughput keeps 97.3 to 97.8 % of itself: to 5 points.
+    16 bytes a parameter over 8 and over 128 ranks are 14.0. Our peak is at the loss, where gradients (4 of the 16) are
+    not there yet, but the pool of the stream that makes them is; and of reserved memory we take 104 %. States are held
+    to 0.1 GiB, the drop to a twentieth. Throughput keeps 97.3 to 97.8 % of itself: to 5 points.
     """
     model = load_model("llama-3.1-8b")
     structure = replace(FULLY, recompute="selective", compile=compiled)
@@ -61,14 +61,14 @@ def test_llama_8b_on_8_and_128_gpus(compiled: bool, drop: float) -> None:
     ]  # and as many, twice halved
     assert states[0] - states[1] == pytest.approx(8.03e9 * 12 * (1 / 8 - 1 / 128) / GIB, abs=0.1)
     reserved = [d["memory"]["worst"]["reserved_bytes"] / GIB for d in (few, many)]
-    assert reserved[0] - reserved[1] == pytest.approx(drop, rel=0.33)
+    assert reserved[0] - reserved[1] == pytest.approx(drop, rel=0.05)
     kept = many["throughput"]["tokens_per_second_per_gpu"] / few["throughput"]["tokens_per_second_per_gpu"]
     assert kept == pytest.approx(0.975, abs=0.05)
 
 
 def test_llama_8b_on_32_and_64_gpus() -> None:
     """github.com/pytorch/torchtitan, benchmarks/llama3-8b_h200_202506: 47.96 and 46.97 GiB, 98.3 % of the throughput.
-    16 bytes a parameter would be 1.9 GiB less; they saw 0.99, and we say between the two.
+    16 bytes a parameter would be 1.9 GiB less, of which we take 104 %; they saw 0.99, and we say between the two.
     """
     model = load_model("llama-3.1-8b")
     structure = replace(FULLY, recompute="selective", compile=True)
@@ -83,8 +83,8 @@ def test_llama_8b_on_32_and_64_gpus() -> None:
         for g, job in ((32, Job(8192, 64)), (64, Job(8192, 128)))
     ]
     few, many = (d["memory"]["worst"]["reserved_bytes"] / GIB for d in found)
-    assert 0.99 <= few - many <= 1.9
-    assert few == pytest.approx(47.96, rel=0.1)
+    assert 0.99 <= few - many <= 1.9 * 1.04
+    assert few == pytest.approx(47.96, rel=0.03)
     speeds = [d["throughput"]["tokens_per_second_per_gpu"] for d in found]
     assert speeds[1] / speeds[0] == pytest.approx(0.983, abs=0.03)
 

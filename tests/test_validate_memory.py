@@ -103,12 +103,18 @@ def documents(source: str) -> dict[str, Any]:
     return validate([row for row in rows().values() if row.source == source and row["measured.memory_def"]])
 
 
-@pytest.mark.parametrize(("source", "most", "half"), [("bs176", 0.10, 0.10), ("jz", 0.17, 0.10), ("titan", 0.12, 0.14)])
+@pytest.mark.parametrize(("source", "most", "half"), [("bs176", 0.10, 0.10), ("jz", 0.17, 0.10), ("titan", 0.06, 0.07)])
 def test_means_and_medians_of_others(source: str, most: float, half: float) -> None:
     """Of the device and of what is reserved: little is modelled of what the caching allocator does."""
     found = documents(source)["summary"]["memory_bytes"]
     assert found["mape"] < most
     assert found["median"] < half
+
+
+def test_gradients_of_fsdp_are_in_a_pool_of_their_own() -> None:
+    """Llama-3-8B under torch.compile on 8 and on 128 GPUs: 77.0 and 62.0 GiB reserved."""
+    found = {row["id"]: row["signed_error"] for row in documents("titan")["rows"] if row["quantity"] == "memory_bytes"}
+    assert max(abs(found[f"titan-8b-{gpus}-fsdp-compile"]) for gpus in (8, 128)) < 0.015
 
 
 def test_runs_that_did_not_fit_are_predicted_not_to() -> None:

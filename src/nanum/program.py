@@ -109,6 +109,7 @@ class Held:
     category: Category
     bytes: Quantity
     name: str = ""
+    apart: bool = False  # in the pool of another stream than the kernels', which no other tensor uses
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -27,22 +27,25 @@ class Use(NamedTuple):
     peak: Bytes
 
 
-def peak(nodes: Iterable[Node], known: Once[Use] | None = None) -> Use:
-    """What nodes hold, for one layout or for many. `known` remembers bodies, which programs share."""
+def peak(nodes: Iterable[Node], known: Once[Use] | None = None, *, apart: bool = True) -> Use:
+    """What nodes hold, for one layout or for many, with or without what other streams hold `apart`. `known` remembers
+    bodies, which programs share.
+    """
     known = Once() if known is None else known
     net: Bytes = 0
     high: Bytes = 0
     run: list[Bytes] = []
     for node in nodes:
         if isinstance(node, Held):
-            run.append(node.bytes)
+            if apart or not node.apart:
+                run.append(node.bytes)
             continue
         if not isinstance(node, Repeat):
             continue
         if run:
             more, top = _flat(run)
             high, net, run = most(high, net + top), net + more, []
-        more, top = known((node.body,), partial(peak, node.body, known))
+        more, top = known((node.body,), partial(peak, node.body, known, apart=apart))
         if node.at is not None:
             more, top = take(more, node.at), take(top, node.at)
         count = node.count

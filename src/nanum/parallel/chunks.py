@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from nanum.layout import Structure
 from nanum.parallel.chain import Half
-from nanum.parallel.pipeline import Step
+from nanum.parallel.pipeline import OtherStreams, Step
 from nanum.program import Collective, Compute, Node, Repeat
 from nanum.schedule import Action, ActionKind, Turn, Weights, placed, turns
 
@@ -76,6 +76,12 @@ class RankStep:
     def program(self) -> tuple[Node, ...]:
         """All of it, in order."""
         return (*self.before_update, *(node for chunk in self.chunks for node in chunk.released), *self.optimizer)
+
+    @property
+    def apart_bytes(self) -> int:
+        """The most that pools of other streams have. All of one chunk may be gathered at once, ahead of its passes."""
+        held = [chunk.actions.data for chunk in self.chunks if isinstance(chunk.actions.data, OtherStreams)]
+        return int(sum(size + added + data.ahead() for data in held for size, added in (data.apart(),)))
 
     @cached_property
     def counted(self) -> tuple[Node, ...]:

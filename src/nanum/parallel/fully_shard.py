@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nanum.arrays import where
+from nanum.arrays import most, where
 from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
@@ -80,6 +80,30 @@ class FullyShard:
         """The nodes that `make` gives, the same ones for the same `made_of`: they are made, and costed, once."""
         return self._made(made_of, lambda: tuple(make()))
 
+    def apart(self) -> tuple[Any, Any]:
+        """The most that the pools of two other streams have, which PyTorch's allocator does not share: that of gathers
+        a flat buffer and the one before it, with casts of shards; that of reductions, whose output the sharded
+        gradients are views of, all of these. And how much more where they are added up
+        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: `foreach_all_gather`, `foreach_reduce`).
+        """
+        every = self.chain.counted()
+        layers = [(unit, count) for part, count in every if isinstance(part, int) for unit in self.units[part].in_turn]
+        ends = [(self.units[part], count) for part, count in every if not isinstance(part, int)]
+        layer, end = (self._most(units, "gather_bytes", "cast_bytes") for units in (layers, ends))
+        added = self._most([*layers, *ends], "shard_bytes") * (self.structure.grad_sync == "each")
+        return most(layer, end) + layer + self._total("shard_bytes"), added
+
+    def ahead(self) -> Any:
+        """Flat buffers of all units at once, as `gather_ahead` begins them."""
+        return self._total("gather_bytes") + self._total("cast_bytes")
+
+    @staticmethod
+    def _most(units: list[tuple[Unit, Any]], *fields: str) -> Any:
+        found: Any = 0
+        for unit, count in units:
+            found = most(found, (count >= 1) * sum(getattr(unit, field) for field in fields))
+        return found
+
     def _start(self, unit: Unit, direction: Direction, presence: Any = 1, ticket: str = "gather") -> Iterable[Node]:
         """Start a unit's gather: its shard is copied into the flat buffer first, in the dtype that is sent."""
         if not unit.gathers:
@@ -103,12 +127,12 @@ class FullyShard:
 
         def make() -> Iterable[Node]:
             cast = where(unit.gather_bytes > 0, unit.cast_bytes, 0) * presence
-            yield Held("buffers", cast, "cast of a shard")
-            yield Held("buffers", unit.gather_bytes * presence, "gathered flat buffer")
+            yield Held("buffers", cast, "cast of a shard", apart=True)
+            yield Held("buffers", unit.gather_bytes * presence, "gathered flat buffer", apart=True)
             if self.conventions.gather_copies:
                 yield Held("buffers", unit.gather_bytes * presence, "the library's copy")
                 yield Held("buffers", -unit.gather_bytes * presence)
-            yield Held("buffers", -cast)
+            yield Held("buffers", -cast, apart=True)
 
         return self._once(("flat", unit, presence), make)
 
@@ -117,7 +141,7 @@ class FullyShard:
             yield Wait(DATA_STREAM, ticket)
             yield Held("params", unit.weights_bytes, "gathered parameters")
             yield copy("copy_out", phase, unit.weights_bytes, self.conventions.numerics.compute_dtype)
-            yield Held("buffers", -released)
+            yield Held("buffers", -released, apart=True)
 
         return self._once(("copy_out", unit, phase, released, ticket), make)
 
@@ -208,7 +232,7 @@ class FullyShard:
             last_flat = flat_before(HEAD)
             if not self._root:
                 last_flat = where(self.chain.stage.heads * ends == 1, head.gather_bytes, last_flat)
-            finish.append(Held("buffers", -last_flat))
+            finish.append(Held("buffers", -last_flat, apart=True))
         return [*begin, *self.chain.forward(around, finish)]
 
     def _freed(self, end: Part) -> bool:
@@ -256,7 +280,7 @@ class FullyShard:
 
         def dropped(place: Place) -> list[Node]:
             """A unit that was gathered ahead, and has no backward: its weights are never copied out."""
-            flat = Held("buffers", -self.units[place.part].gather_bytes)
+            flat = Held("buffers", -self.units[place.part].gather_bytes, apart=True)
             return [Wait(DATA_STREAM, "gather"), flat, Held("buffers", -reduced_before(place))]
 
         def leave(place: Place) -> list[Node]:
@@ -372,7 +396,7 @@ class FullyShard:
             Compute("copy_in", "backward", 0.0, gradients + u.reduce_bytes, n.grad_dtype),
             Held("grads", last - gradients),
         ]
-        nodes.append(Held("grads", u.shard_bytes, "sharded gradients"))
+        nodes.append(Held("grads", u.shard_bytes, "sharded gradients", apart=True))
         if self.conventions.reduce_copies:
             nodes.append(Held("buffers", u.reduce_bytes, "gloo's copy"))
         nodes += self._reductions(u)
@@ -380,7 +404,10 @@ class FullyShard:
         if self.conventions.reduce_copies:
             nodes.append(Held("buffers", -u.reduce_bytes))
         if not first and not self._defers:  # added into the shard that is there
-            nodes += [copy("accumulate", "backward", u.shard_bytes, n.grad_dtype), Held("grads", -u.shard_bytes)]
+            nodes += [
+                copy("accumulate", "backward", u.shard_bytes, n.grad_dtype),
+                Held("grads", -u.shard_bytes, apart=True),
+            ]
         return nodes
 
     def optimizer(self) -> list[Node]:
@@ -394,7 +421,7 @@ class FullyShard:
             Held("buffers", copies, "the optimizer's scratch"),
             Compute("optimizer", "optimizer", 0.0, moved, "fp32", tensors=self._total("tensors"), sharded=True),
             Held("buffers", -copies),
-            Held("grads", -self._total("shard_bytes")),
+            Held("grads", -self._total("shard_bytes"), apart=True),
         ]
 
     def _orthogonalized(self) -> list[Node]:

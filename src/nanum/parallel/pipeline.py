@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from nanum.arrays import most
+from nanum.arrays import most, take
 from nanum.conventions import Conventions
 from nanum.layout import Layout, Structure
 from nanum.parallel.chain import Chain, Half
@@ -48,6 +48,14 @@ class Shares(Protocol):
     """One that holds something which a rank's chunks share."""
 
     def once(self, chunks: Sequence[Any]) -> list[Node]: ...
+
+
+@runtime_checkable
+class OtherStreams(Protocol):
+    """One that holds tensors in the pools of other streams (`Held.apart`)."""
+
+    def apart(self) -> tuple[Any, Any]: ...
+    def ahead(self) -> Any: ...
 
 
 Runs = tuple[tuple[Any, tuple[str, ...]], ...]
@@ -114,6 +122,15 @@ class Step:
         """What is held before a step, and after it."""
         batch = Repeat(self.position.num_microbatches, (self.ids, self.received), self.at)
         return Repeat(1, self.resident, self.at), batch
+
+    @property
+    def apart_bytes(self) -> Any:
+        """The most that pools of other streams have, of all stages."""
+        data = self.actions.data
+        if not isinstance(data, OtherStreams):
+            return 0
+        most, added = (take(size, self.at) for size in data.apart())
+        return most + added * (self.position.num_microbatches > 1)
 
     @property
     def released(self) -> tuple[Node, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from nanum import engines
 from nanum.account import device
 from nanum.account.cost import Cost
-from nanum.account.memory import Moment, moment
+from nanum.account.memory import Moment, moment, peak
 from nanum.account.rank_time import RankTimes, rank_times
 from nanum.account.step_time import Cut, StageTime, cut, stage_time
 from nanum.account.timeline import TimeMap, busy, exposed
@@ -44,12 +44,16 @@ class StageMemory:
 
     stage: int
     moment: Moment
+    pooled_bytes: int  # the most of each stream's pool, which share nothing: at least what is held at any moment
     groups: Groups
     mesh: Mapping[str, int]
 
     @property
     def reserved_bytes(self) -> int:
-        return int(device.reserved_bytes(self.moment.bytes))
+        return self.reserved_bytes_at("value")
+
+    def reserved_bytes_at(self, level: device.Level) -> int:
+        return int(device.reserved_bytes(self.pooled_bytes, level))
 
     @property
     def communicator_bytes(self) -> int:
@@ -65,8 +69,7 @@ class StageMemory:
 
     def device_bytes_at(self, level: device.Level) -> int:
         """What is expected, or the least or the most that would have been seen."""
-        reserved = device.reserved_bytes(self.moment.bytes, level)
-        return int(reserved + device.context_bytes(self.groups, self.mesh, level))
+        return self.reserved_bytes_at(level) + int(device.context_bytes(self.groups, self.mesh, level))
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,11 @@ class Time:
     @property
     def bubble_fraction(self) -> float:
         return self.bubble_seconds / self.step_seconds
+
+
+def pooled_bytes(step: Step | RankStep) -> int:
+    """What the allocator needs where tensors of other streams are in pools of their own."""
+    return int(np.max(peak(step.program, apart=False).peak + step.apart_bytes))
 
 
 def karp_flatt(speedup: float, n: int) -> float:
@@ -164,7 +172,10 @@ class Prediction:
     def memory(self) -> tuple[StageMemory, ...]:
         at = self.layout
         groups = frozenset(group for step in self.steps for group in groups_of(step.counted))
-        return tuple(StageMemory(i, moment(step.program), groups, at.mesh) for i, step in enumerate(self.steps))
+        return tuple(
+            StageMemory(i, moment(step.program), pooled_bytes(step), groups, at.mesh)
+            for i, step in enumerate(self.steps)
+        )
 
     @property
     def worst(self) -> StageMemory:

@@ -161,7 +161,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
             steps[key] = step, groups_of(step.program, groups_known)
         step, groups = steps[key]
         step = step.scheduled(structure)
-        used = peak(step.program, memory_known).peak
+        used = peak(step.program, memory_known, apart=False).peak + step.apart_bytes
         pp = group.layout.pp
         worst = np.maximum.reduceat(np.broadcast_to(used, stage.shape), np.cumsum(pp) - pp)
         at_device = reserved_bytes(worst) + context_bytes(groups, group.layout.mesh)

@@ -24,10 +24,13 @@ def validate(rows: list[Row], progress: Progress = lambda done, total: None) -> 
     compared: list[Compared] = []
     skipped: list[dict[str, Any]] = []
     left_out: list[dict[str, str]] = []
+    source, predictions = "", Predictions()
     for i, row in enumerate(rows):
         asked = question_of(row)
+        if row.source != source:  # and no prediction is of two
+            source, predictions = row.source, Predictions()
         if isinstance(asked, Question):
-            compared += compare(asked)
+            compared += compare(asked, predictions(asked))
             left_out += [{"id": row.id, "quantity": q, "why": why} for q, why in unasked(row).items()]
         else:
             skipped.append({"id": row.id, "why": "; ".join(asked), "reasons": asked})
@@ -50,9 +53,21 @@ def _said(name: str, rows: list[Row]) -> dict[str, Any]:
     return {"source": name, "engine": taken.code, "assumed": list(taken.assumed)}
 
 
-def compare(asked: Question) -> Iterable[Compared]:
+class Predictions:
+    """One for each question: some sources ran the same again and again."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Prediction] = {}
+
+    def __call__(self, asked: Question) -> Prediction:
+        key = asked.model, asked.job, asked.layout, id(asked.cluster), id(asked.engine)
+        if key not in self._made:
+            self._made[key] = Prediction(asked.model, asked.job, asked.cluster, asked.layout, asked.engine)
+        return self._made[key]
+
+
+def compare(asked: Question, p: Prediction) -> Iterable[Compared]:
     """A run's quantities beside those predicted."""
-    p = Prediction(asked.model, asked.job, asked.cluster, asked.layout, asked.engine)
     row = asked.row
     if asked.step_seconds is not None:
         seconds = float(p.parts.step[0])
@@ -71,5 +86,5 @@ def _bytes(kind: Kind, stage: StageMemory, level: device.Level) -> int:
     if kind == "allocated":
         return stage.moment.bytes + int(device.WORKSPACES.at(level))
     if kind == "reserved":
-        return int(device.reserved_bytes(stage.moment.bytes, level))
+        return stage.reserved_bytes_at(level)
     return stage.device_bytes_at(level)

@@ -43,7 +43,6 @@ def model_of(row: Row, source: Source, reasons: list[str]) -> Model | None:
         position={"llama": "rotary", "bloom": "alibi"}.get(source.family, "learned"),  # type: ignore[arg-type]
         tie_word_embeddings="tied" in (row["model.name"] or "") if gated else True,
         hidden_dropout=_dropout(source.family),
-        source=row["source"] or "",
         leading=leading,
         alternates=_windowed(row, attention, mlp),
         embedding_norm=source.family == "bloom",

@@ -84,7 +84,7 @@ _SIMUMAX = Source(
 )  # fmt: skip
 _TITAN = Source(
     TORCHTITAN_2024, "llama",
-    (CLOCK, FP8, "memory is the peak that PyTorch reserved; pools of streams, which do not share, are not modelled"),
+    (CLOCK, FP8, "memory is the peak that PyTorch reserved"),
     zero=3,
 )  # fmt: skip
 _TITAN_2025 = replace(
