@@ -38,6 +38,11 @@ RANGE_SOURCE = (
 )
 
 
+_LAYOUTS: dict[Layout, Layout] = {}
+_ALONE: Once[float] = Once()
+"""Of the same model, job, cluster and engine, as the answers of a plan are: seconds of a layout of one GPU."""
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """One pipeline rank's largest moment on its first device; a rank of several stages is one here."""
@@ -177,7 +182,7 @@ class Prediction:
             for i, step in enumerate(self.steps)
         )
 
-    @property
+    @cached_property
     def worst(self) -> StageMemory:
         return max(self.memory, key=lambda m: m.device_bytes)
 
@@ -241,6 +246,11 @@ class Prediction:
         again = at.recompute_layers * self.layout.pp * at.virtual_stages  # of one stage, what were those of each
         structure = replace(at, tensor="none", pipelined=False, cp_kind="none", recompute_layers=again)
         layout = Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure)
+        layout = _LAYOUTS.setdefault(layout, layout)
+        made_of = self.model, self.job, self.cluster, self.engine, layout
+        return _ALONE(made_of, lambda: self._seconds_alone(layout))
+
+    def _seconds_alone(self, layout: Layout) -> float:
         alone = replace(self.cluster, nodes=1, gpus_per_node=1)
         time = stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout))
         return float(time.busy_seconds + time.optimizer_seconds)

@@ -126,7 +126,10 @@ def _possible(
 ) -> np.ndarray:
     possible = np.ones(len(group), bool)
     for rule in rules:
-        broken = np.broadcast_to(rule.broken(model, job, cluster, group.layout), possible.shape) & possible
+        found = rule.broken(model, job, cluster, group.layout)
+        if found is False:  # as most rules of a structure say
+            continue
+        broken = np.broadcast_to(found, possible.shape) & possible
         if broken.any():
             impossible[rule.why] += int(broken.sum())
             possible &= ~broken
