@@ -360,6 +360,7 @@ def refused(trained: Trained, *, model: str = "llama-2-7b", engine: str = "torch
         (LORA, {"model": "mixtral-8x7b"}, "mixtral-8x7b has experts"),
         (LORA, {"model": "deepseek-v3"}, "deepseek-v3 has experts"),
         (LORA, {"pp": 2, "how": {"schedule": "zb-h1", "virtual_stages": 2}}, "schedule=zb-h1 makes weights' gradients"),
+        (LORA, {"model": "gpt2", "pp": 12, "engine": "torch"}, "pp=12 leaves the head alone on a stage"),
         (LORA, {"engine": "nanotron"}, "--lora-rank 8 is not for nanotron"),
         (Trained("layers"), {"engine": "nanotron"}, "--train layers is not for nanotron"),
         (LORA, {"engine": "deepspeed"}, "--lora-rank 8 is not for deepspeed"),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nanum.arrays import least
+from nanum.cluster import Cluster
 from nanum.conventions import Conventions, Numerics
 from nanum.job import Job, Optimizer
 from nanum.layout import ONE_CHUNK, Layout, Loss, Schedule, Structure
@@ -13,6 +15,7 @@ from nanum.model import Model
 from nanum.rules import Rule
 from nanum.rules.loss import loss_rule
 from nanum.rules.recompute import recompute_rules
+from nanum.schedule import stages_of
 from nanum.states import States
 
 DataParallel = Literal["fully_shard", "plain_or_fully_shard", "flat_buffers", "partitioned", "accumulated"]
@@ -50,6 +53,7 @@ class Engine:
             *(() if self.fp8 else (_fp8_rule(self.name),)),
             *recompute_rules(self.name, self.recompute_modules, self.recomputes_some_layers),
             loss_rule(self.name, self.losses),
+            _untrained_stage_rule(self),
         )
 
     def layers(self, model: Model, stages: Any, stage: Any) -> Any:
@@ -98,6 +102,32 @@ def _schedule_rule(engine: str, schedules: tuple[Schedule, ...]) -> Rule:
         lambda model, job, cluster, layout: (layout.pp > 1) & (layout.structure.schedule in lacks),
         lambda model, job, cluster, layout: (
             f"schedule={layout.structure.schedule} is not in {engine}: {RUNS[layout.structure.schedule]}"
+        ),
+    )
+
+
+def _untrained_stage_rule(engine: Engine) -> Rule:
+    """Refuses an end of the pipeline that is a stage of its own, where it is frozen."""
+
+    def lone_ends(model: Model, layout: Layout) -> tuple[Any, Any]:
+        structure = layout.structure
+        stages = stages_of(structure.schedule, layout.pp, structure.virtual_stages if structure.pipelined else 1)
+        stages = least(stages, model.num_hidden_layers)  # more are refused elsewhere
+        first, last = (engine.layers(model, stages, stage) for stage in (0 * stages, stages - 1))
+        return (first < 1) & (layout.pp > 1), (last < 1) & (layout.pp > 1)
+
+    def broken(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+        if job.trained.ends:
+            return False
+        first, last = lone_ends(model, layout)
+        return first | last
+
+    return Rule(
+        f"a stage has nothing to train ({engine.name})",
+        broken,
+        lambda model, job, cluster, layout: (
+            f"pp={layout.pp} leaves the {'embedding' if lone_ends(model, layout)[0] else 'head'} alone on a stage, "
+            f"where --train {job.trained.weights} trains nothing: take fewer stages, or --train ends ({engine.name})"
         ),
     )
 

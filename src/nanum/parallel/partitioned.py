@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import chain as joined
 from typing import Any
 
-from nanum.arrays import least
+from nanum.arrays import least, most
 from nanum.conventions import ITEMSIZE, Conventions
 from nanum.layout import Structure
 from nanum.parallel.buckets import Kinds, Sizes, carried, counted, per_stage
@@ -51,7 +51,7 @@ class Partitioned:
     @property
     def _states_bytes(self) -> Any:
         matrices, states = self._total("matrix_elements"), self.conventions.numerics.states
-        shared = matrices * self._share // self._total("elements")
+        shared = matrices * self._share // most(self._total("elements"), 1)
         return states.of_vectors(self._share, shared)
 
     def resident(self) -> list[Node]:
