@@ -93,18 +93,19 @@ class States:
             return self.bytes(("flat",), (elements,))
         return self.bytes(("F", "D"), (matrix_elements,)) + self.bytes(("flat",), (elements - matrix_elements,))
 
-    def scratch_bytes(self, elements: Any, largest: Any, *, fused: bool, at_once: bool) -> Any:
+    def scratch_bytes(self, elements: Any, largest: Any, in_turn: Any, *, fused: bool, at_once: bool) -> Any:
         """What the update makes beside its states, of so many elements and of the largest tensor's: AdamW the roots of
-        its second moments, of all tensors at once, or of one with a copy of it (torch/optim/adamw.py:
-        `_multi_tensor_adam`, `_single_tensor_adam`), and nothing where one kernel does it all; Lion and Adafactor an
-        update of one tensor. Muon's is `newton_schulz`'s.
+        its second moments, of all tensors at once, or tensor by tensor (`in_turn` elements at the most: twice one's, as
+        a root and what is made of it, and once those of the one before, whose name is still bound), and nothing where
+        one kernel does it all (torch/optim/adamw.py: `_multi_tensor_adam`, `_single_tensor_adam`); Lion and Adafactor
+        an update of one tensor. Muon's is `newton_schulz`'s.
         """
         each = ITEMSIZE["bf16" if self.optimizer == "adamw-bf16" else self.dtype]
         if self.optimizer in ("lion", "adafactor"):
             return each * largest
         if fused or self.optimizer in ("adamw-8bit", "muon"):
             return 0
-        return each * (elements if at_once else 2 * largest)
+        return each * (elements if at_once else in_turn)
 
     def counter_bytes(self, dims: tuple[str, ...]) -> int:
         """Of one tensor's count of steps."""

@@ -414,8 +414,8 @@ class FullyShard:
         n = self.conventions.numerics
         own = self._total("own_elements")
         moved = own * 3 * ITEMSIZE[n.param_dtype] + 2 * self._total("states_bytes")
-        largest = self.chain.largest("largest_elements", self.units)
-        copies = scratch_bytes(self.conventions, own, largest)
+        largest, in_turn = (self.chain.largest(f"{what}_elements", self.units) for what in ("largest", "in_turn"))
+        copies = scratch_bytes(self.conventions, own, largest, in_turn)
         return [
             *self._orthogonalized(),
             Held("buffers", copies, "the optimizer's scratch"),

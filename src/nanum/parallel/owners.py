@@ -16,7 +16,7 @@ from nanum.parallel.chain import Chain, Each
 
 class Share(NamedTuple):
     """What one rank's optimizer updates: its tensors, bytes of their states and of their counts of steps, and elements
-    of the largest.
+    of the largest, and the most of two of one tensor's and one of the tensor's that is updated before it.
     """
 
     elements: Any
@@ -24,6 +24,7 @@ class Share(NamedTuple):
     states_bytes: Any
     counters_bytes: Any
     largest_elements: Any
+    in_turn_elements: Any
 
 
 def owned(
@@ -46,7 +47,8 @@ def _shares(turns: tuple[Each[Sizes], ...], kinds: Kinds, ranks: int) -> tuple[S
     in_order = ((*t.embedding, *(q for kind in kinds for q in t.layers[kind]), *t.head) for t in turns)
     tensors = [tensor for tensor in zip(*in_order, strict=True) if tensor[0]]
     least = [(0, rank) for rank in range(ranks)]
-    shares = [Share(0, 0, 0, 0, 0)] * ranks
+    shares = [Share(0, 0, 0, 0, 0, 0)] * ranks
+    before = [0] * ranks
     for size, states, counter in sorted(tensors, key=lambda tensor: tensor[0], reverse=True):
         had, rank = least[0]
         heapreplace(least, (had + size, rank))
@@ -57,5 +59,7 @@ def _shares(turns: tuple[Each[Sizes], ...], kinds: Kinds, ranks: int) -> tuple[S
             mine.states_bytes + states,
             mine.counters_bytes + counter,
             max(mine.largest_elements, size),
+            max(mine.in_turn_elements, 2 * size + before[rank]),
         )
+        before[rank] = size
     return tuple(shares)

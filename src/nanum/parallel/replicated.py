@@ -70,9 +70,9 @@ class Replicated:
     def _owned(self) -> Share:
         """What this rank's optimizer updates."""
         if not self.structure.zero:
-            largest = self.chain.largest("largest_elements", self.units)
+            largest, in_turn = (self.chain.largest(f"{what}_elements", self.units) for what in ("largest", "in_turn"))
             states, counters = self._total("states_bytes"), self._total("counters_bytes")
-            return Share(self._total("elements"), self._total("tensors"), states, counters, largest)
+            return Share(self._total("elements"), self._total("tensors"), states, counters, largest, in_turn)
         states, counters = self.units.map(lambda u: u.states), self.units.map(lambda u: u.counters)
         sizes = self._sizes(lambda divided: True)
         return owned(self.chain, sizes, states, counters, self.ranks.owners, self.ranks.index)
@@ -159,7 +159,7 @@ class Replicated:
         n, mine = self.conventions.numerics, self._owned()
         beyond = sum(self._beyond(u) * times for u, times in self._parts()) * self._ddp
         grads = self._total("grads_bytes") - beyond
-        copies = scratch_bytes(self.conventions, mine.elements, mine.largest_elements)
+        copies = scratch_bytes(self.conventions, mine.elements, mine.largest_elements, mine.in_turn_elements)
         sums = [
             Repeat(count * self.conventions.optimizer_sums * (1 - self._ddp), (replace(u.tp_sum, phase="optimizer"),))
             for u, count in self._parts()

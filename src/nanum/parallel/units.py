@@ -48,6 +48,7 @@ class Unit:
     cast_bytes: Any  # of a shard's copy in another dtype than it is stored in, to be gathered
     own_elements: Any  # of trained ones without padding: those that the optimizer has states for
     largest_elements: Any  # of one tensor, of own_elements
+    in_turn_elements: Any  # the most of two of one tensor's and one of the tensor's before it
     states_bytes: Any  # of the optimizer's states for own_elements
     counters_bytes: Any  # of its counts of steps
     tensors: Any
@@ -84,6 +85,7 @@ class Unit:
             tuple(c.times(presence, take) for c in self.gathers),
             reduce, scaled(self.tp_sum), scale(self.elements), scale(self.stored_elements), scale(self.stored_bytes),
             scale(self.whole_bytes), scale(self.cast_bytes), scale(self.own_elements), scale(self.largest_elements),
+            scale(self.in_turn_elements),
             scale(self.states_bytes), scale(self.counters_bytes), scale(self.tensors), scale(self.weights_bytes),
             scale(self.gather_bytes), scale(self.grads_bytes), scale(self.last_grad_bytes), scale(self.reduce_bytes),
             scale(self.shard_bytes), tuple(map(scale, self.sizes)), self.divided, tuple(map(scale, self.states)),
@@ -111,6 +113,7 @@ class Unit:
             self.cast_bytes + other.cast_bytes,
             self.own_elements + other.own_elements,
             most(self.largest_elements, other.largest_elements),
+            most(self.in_turn_elements, other.in_turn_elements),
             self.states_bytes + other.states_bytes,
             self.counters_bytes + other.counters_bytes,
             self.tensors + other.tensors,
@@ -129,10 +132,10 @@ class Unit:
         )
 
 
-def scratch_bytes(conventions: Conventions, elements: Any, largest_elements: Any) -> Any:
+def scratch_bytes(conventions: Conventions, elements: Any, largest: Any, in_turn: Any) -> Any:
     """What the optimizer makes beside its states."""
     fused, at_once = "optimizer" in conventions.fused, conventions.optimizer_at_once
-    return conventions.numerics.states.scratch_bytes(elements, largest_elements, fused=fused, at_once=at_once)
+    return conventions.numerics.states.scratch_bytes(elements, largest, in_turn, fused=fused, at_once=at_once)
 
 
 def as_dtype(c: Collective, dtype: str) -> Collective:
@@ -205,6 +208,8 @@ def _group(
     cast_bytes: Any = 0
     own_elements: Any = 0
     largest_elements: Any = 0
+    in_turn_elements: Any = 0
+    before: Any = 0  # elements of the tensor before
     weights_bytes: Any = 0
     states_bytes: Any = 0
     reduce_bytes: Any = 0
@@ -229,6 +234,7 @@ def _group(
         elements = elements + shapes.elements(w.dims, w.split)
         mine = own.elements(w.dims, at_rest.split)
         own_elements, largest_elements = own_elements + mine, most(largest_elements, mine)
+        in_turn_elements, before = most(in_turn_elements, 2 * mine + before), mine
         states_bytes = states_bytes + numerics.states.bytes(w.dims, own.shape(w.dims, at_rest.split))
         g = grads[w]
         grads_bytes = grads_bytes + shapes.bytes(g)
@@ -249,7 +255,7 @@ def _group(
     counters = tuple(numerics.states.counter_bytes(w.dims) for w in weights)
     return Unit(
         gathers, reduce, tp_sum, elements, stored_elements, stored_bytes, whole_bytes, cast_bytes, own_elements,
-        largest_elements, states_bytes, sum(counters), len(weights), weights_bytes, weights_bytes * (1 - alone),
+        largest_elements, in_turn_elements, states_bytes, sum(counters), len(weights), weights_bytes, weights_bytes * (1 - alone),
         grads_bytes, last, reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
         tuple(bool(w.stays) for w in weights), states, counters, hidden_matrices(own, weights), alone,
     )  # fmt: skip
