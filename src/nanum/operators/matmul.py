@@ -135,7 +135,8 @@ def embedding(
             whole = dw.like(size=t.shapes.bytes(dw.like(split={})))
             t.emit("embedding_backward", (dy,), (whole,))
             if added and w.split:
-                t.emit("slice", (whole,), (dw,))
+                t.emit("slice", (whole,), (dw,))  # and a DTensor is not added to in place
+                t.emit("add", (dw,), (t.buffer("sum", t.shapes.bytes(dw)),), holds=(whole,))
             else:
                 dw = whole
         else:
