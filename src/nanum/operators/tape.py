@@ -15,7 +15,7 @@ from typing import Any, cast
 from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, NF4, Conventions, has_adapter
 from nanum.job import ALL, Trained
-from nanum.program import Collective, Compute, Mark, Operands, Phase, Repeat
+from nanum.program import Collective, Compute, Mark, Node, Operands, Phase, Repeat
 from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
 
 
@@ -146,6 +146,14 @@ class Tape:
                 self._regions,
             )
         )
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def loop(self, name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], times: Any, *nodes: Node) -> None:
+        """So many rounds of `nodes` as one operation, all of whose tensors are there meanwhile."""
+        self._append(Op(name, reads, writes, Repeat(times, nodes), self._regions))
 
     def kernel(
         self,
