@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from nanum.arrays import most
 from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, NF4, Conventions, has_adapter
 from nanum.job import ALL, Trained
@@ -41,6 +42,8 @@ def collective(
         payload = shapes.first(axes).bytes(after) * n
     elif kind == "all_gather":
         payload = shapes.first(axes).bytes(before) * n
+    elif kind == "all_to_all" and shapes.crowded is not None:  # the fullest rank sends or receives the most
+        payload = most(shapes.bytes(before), shapes.bytes(after))
     else:
         payload = shapes.bytes(before)
     used = (n > 1) * 1
