@@ -28,7 +28,7 @@ from nanum.prediction import consistent, predict, reasons
 from nanum.program import Held
 from nanum.search.candidates import candidates
 
-TORCH, TORCHTITAN = engines.load("torch"), engines.load("torchtitan")
+TORCH, TORCHTITAN, MEGATRON = (engines.load(name) for name in ("torch", "torchtitan", "megatron"))
 KINDS = tuple(kind for kind in get_args(ContextParallel) if kind != "none")
 B, S, H, A, G, F, V, L = 2, 128, 256, 8, 4, 704, 1024, 3
 Q, KAPPA = H, 2 * G * (H // A)
@@ -118,6 +118,69 @@ def test_bytes_of_a_ring(c: int, t: int) -> None:
     engine = replace(TORCHTITAN, conventions=passing_on)
     assert of_a_layer("cp", "ring", cp=c, tp=t, engine=engine) == (expected, 2 * (c - 1) + c)
     assert of_a_layer("cp", "ring", cp=c, tp=t) == (expected, 2 + c)
+
+
+@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("c", [2, 4, 8])
+def test_bytes_of_megatron_s_ring(c: int, t: int) -> None:
+    """3(c - 1)·2·b·(s/c)·κ/t: keys and values forward, both and their gradients backward, each beside attention
+    (Transformer Engine's p2p); the core's recompute, and full recompute, send forward's again."""
+    block = 2 * B * Fraction(S, c) * KAPPA / t
+    given = {"cp": c, "tp": t, "engine": MEGATRON}
+    assert of_a_layer("cp", "ring", **given) == (3 * (c - 1) * block, c - 1 + c)
+    for recompute in ("selective", "full"):
+        assert of_a_layer("cp", "ring", recompute=recompute, **given) == (4 * (c - 1) * block, 2 * (c - 1) + c)
+
+
+@pytest.mark.parametrize("c", [2, 4])
+def test_megatron_s_ring_saves_what_attention_does(c: int) -> None:
+    """Of a rank's own rows: q, keys and values in one buffer, the output and its log-sum-exp."""
+
+    def saved(kind: str, rows: int, **sizes: int) -> int:
+        at = layout(kind, sizes=sizes)
+        return int(peak(emit_parts(llama(), Job(rows, B), at, MEGATRON).bodies.layers[0].forward).net)
+
+    assert saved("ring", S, cp=c) == saved("none", S // c)
+
+
+@pytest.mark.parametrize("c", [2, 4])
+def test_megatron_s_ring_does_the_same_operations(c: int) -> None:
+    """A c-th of the causal attention at each of c steps, forward, and twice backward."""
+    alone, ring = (step(kind, engine=MEGATRON, **sizes) for kind, sizes in (("none", {}), ("ring", {"cp": c})))
+    assert flops(ring.program) * c == pytest.approx(flops(alone.program), rel=1e-12)
+
+
+def test_megatron_s_ring_runs_beside_its_attention() -> None:
+    """Long blocks hide what is passed on; without streams of their own the same exchanges are waited for."""
+    model, job = models.load("llama-3.2-1b"), Job(2**16, 8)
+    at = Layout(cp=8, structure=Structure(zero=1, cp_kind="ring"))
+    found = predict(model, job, cluster.load("1x8xh100-sxm"), at, engine="megatron")
+    passed = [row for row in found.communication if row.kind == "permute"]
+    assert {row.phase for row in passed} == {"forward", "backward"}
+    assert sum(row.exposed_seconds for row in passed) < 0.05 * sum(row.seconds for row in passed)
+    short = predict(model, Job(1024, 8), cluster.load("8x1xh100-sxm"), at, engine="megatron")
+    passed = [row for row in short.communication if row.kind == "permute"]
+    assert sum(row.exposed_seconds for row in passed) > 0.3 * sum(row.seconds for row in passed)
+
+
+def test_megatron_s_optimizer_is_split_over_cp_too() -> None:
+    found = rows(step("ring", engine=MEGATRON, cp=2, dp_shard=2), "cp", "grads")
+    assert {tuple(axes) for axes in (key.axes for key in found)} == {("dp_shard", "cp")}
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_len", "kind", "why"),
+    [
+        ("llama-3.2-1b", 1028, "ring", "2·cp=8 does not divide seq_len=1028"),
+        ("llama-3.2-1b", 1024, "allgather", "are modelled; torchtitan and torch gather keys"),
+        ("gemma-3-1b", 1024, "ring", "which Transformer Engine's p2p refuses"),
+    ],
+)
+def test_what_megatron_refuses(model: str, seq_len: int, kind: str, why: str) -> None:
+    at = Layout(cp=4, dp_shard=2, structure=Structure(zero=1, cp_kind=kind))  # type: ignore[arg-type]
+    engine = engines.load("megatron")
+    said = reasons(models.load(model), Job(seq_len, 8), cluster.load("1x8xh100-sxm"), at, engine)
+    assert any(why in reason for reason in said), said
 
 
 def test_selective_recompute_of_a_ring() -> None:
@@ -235,7 +298,7 @@ def test_the_structure_follows_the_sizes() -> None:
         ("torch", {"cp": 2, "attention": "eager"}, "cp=2 by a ring puts a flash kernel's results together"),
         ("torch", {"cp": 2, "zero": 0}, "cp=2 leaves gradients that are sums over its ranks"),
         ("torchtitan", {"cp": 2, "zero": 0}, "FSDP2 is what reduces over cp=2"),
-        ("megatron", {"cp": 2}, "cp=2 by --cp-kind ring: of megatron's ways"),
+        ("megatron", {"cp": 2, "cp_kind": "allgather"}, "cp=2 by --cp-kind allgather: of megatron's ways"),
     ],
 )
 def test_an_impossible_layout_is_refused_in_the_users_words(engine: str, given: dict[str, Any], said: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import nanum
 from nanum import cluster
 from nanum.account.memory import peak
-from nanum.account.traffic import traffic
+from nanum.account.traffic import flops, traffic
 from nanum.build import build, emit_parts
 from nanum.engines.megatron import MEGATRON
 from nanum.engines.torchtitan import TORCHTITAN
@@ -151,3 +152,73 @@ def test_a_dense_model_has_no_experts_to_spread() -> None:
     dense = replace(MODEL, mlp=Mlp(F, True, "silu"))
     with pytest.raises(Refused, match="ep=2, but moe has no experts"):
         nanum.predict(dense, Job(S, 16), cluster.load("1x8xh100-sxm"), Layout(dp_shard=8, ep=2))
+
+
+# --- the fullest rank -------------------------------------------------------------------------------------------------
+def uneven(engine: Any, imbalance: float, *, tp: int = 1, **sizes: Any) -> Any:
+    zero, tensor = 3 if engine is TORCHTITAN else 1, "sequence" if tp > 1 else "none"
+    structure = Structure(zero=zero, own_experts=True, tensor=tensor)  # type: ignore[arg-type]
+    at = Layout(**sizes, tp=tp, micro_batch_size=B, structure=structure)
+    return build(MODEL, Job(S, B * 24, expert_imbalance=imbalance), at, engine, 0)
+
+
+@pytest.mark.parametrize("engine", [TORCHTITAN, MEGATRON], ids=lambda e: e.name)
+@pytest.mark.parametrize("imbalance", [1.25, 1.5, 3])
+def test_the_fullest_rank_has_so_many_times_its_share(engine: Any, imbalance: float) -> None:
+    """Its all-to-alls, its experts' products and what it saves of its slots; all else is as it was."""
+    ep, m = 4, 3
+    even, full = (uneven(engine, x, dp_shard=8, ep=ep) for x in (1.0, imbalance))
+    products = m * LAYERS * 18.0 * B * S * K * H * F
+    assert flops(full.program) - flops(even.program) == pytest.approx((imbalance - 1) * products, rel=1e-9)
+
+    def sent(found: Any, *, slots: bool) -> dict[Any, float]:
+        rows = traffic(found.program).items()
+        return {k: float(t.wire_bytes) for k, t in rows if (k.kind == "all_to_all" and "ep" in k.axes) == slots}
+
+    assert sent(full, slots=False) == sent(even, slots=False)
+    assert sent(full, slots=True) == pytest.approx({k: imbalance * n for k, n in sent(even, slots=True).items()})
+
+
+@pytest.mark.parametrize(("engine", "tp"), [(TORCHTITAN, 1), (MEGATRON, 1), (MEGATRON, 2)], ids=lambda x: str(x)[:4])
+def test_the_fullest_rank_saves_more_of_its_slots(engine: Any, tp: int) -> None:
+    """Linear in the imbalance, and by at least what its last matrices read: 2·F bytes a slot."""
+
+    def saved(imbalance: float) -> int:
+        found = uneven(engine, imbalance, tp=tp, dp_shard=8 // tp, ep=4)
+        return int(peak(found.actions["forward.first"]).net)
+
+    more = [saved(x) - saved(1.0) for x in (1.5, 2.0)]
+    assert more[1] == pytest.approx(2 * more[0], rel=1e-6)
+    assert more[1] >= LAYERS * 2 * F * B * S * K // tp
+
+
+def test_uneven_layouts_at_once() -> None:
+    """Emitted together they are those emitted one by one; where nothing is spread, nothing is uneven."""
+    ep = np.array([2, 4, 8])
+    ones = np.ones(3, np.int64)
+    columns = {"dp_replicate": ones, "dp_shard": 8 * ones, "tp": ones, "cp": ones, "pp": ones, "ep": ep, "etp": ones}
+    structure = Structure(zero=1, own_experts=True)
+    job = Job(S, B * 24, expert_imbalance=1.3)
+    together = build(MODEL, job, Layout(**columns, micro_batch_size=B * ones, structure=structure), MEGATRON, 0 * ones)
+    for i, ranks in enumerate(ep):
+        one = build(MODEL, job, Layout(dp_shard=8, ep=int(ranks), micro_batch_size=B, structure=structure), MEGATRON, 0)
+        assert peak(together.program).peak[i] == peak(one.program).peak
+        assert flops(together.program)[i] == flops(one.program)
+    alone = Layout(dp_shard=8, micro_batch_size=B, structure=Structure(zero=1))
+    even = build(MODEL, Job(S, B * 24), alone, MEGATRON, 0)
+    assert peak(build(MODEL, job, alone, MEGATRON, 0).program).peak == peak(even.program).peak
+
+
+@pytest.mark.parametrize(
+    ("model", "imbalance", "why"),
+    [
+        (MODEL, 5.0, "expert_imbalance=5 with ep=4: a rank that has all slots has 4 times its share"),
+        (MODEL, 0.5, "expert_imbalance=0.5: the fullest rank's slots over its even share, at least 1"),
+        (replace(MODEL, mlp=Mlp(F, True, "silu")), 1.5, "expert_imbalance=1.5, but moe has no experts"),
+    ],
+)
+def test_impossible_shares(model: Model, imbalance: float, why: str) -> None:
+    at = Layout(dp_shard=8, ep=4, structure=Structure(zero=3))
+    with pytest.raises(Refused) as refused:
+        nanum.predict(model, Job(S, 8, expert_imbalance=imbalance), cluster.load("1x8xh100-sxm"), at)
+    assert any(why in reason for reason in refused.value.reasons), refused.value.reasons

@@ -25,6 +25,12 @@ def least(a: Quantity, b: Quantity) -> Quantity:
     return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
 
 
+def ceiling(n: Quantity) -> Quantity:
+    """The least whole number that is not less than n, but for what rounding put on top."""
+    whole = np.ceil(np.asarray(n) - 1e-9).astype(np.int64)
+    return whole if isinstance(n, np.ndarray) else int(whole)
+
+
 def power_of_two(n: Quantity) -> Quantity:
     """The least power of two that is not less than a whole number of at least 1."""
     if isinstance(n, np.ndarray):

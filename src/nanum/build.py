@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from nanum.arrays import distinct, least
+from nanum.arrays import distinct, least, where
 from nanum.blocks.body import Body, Emitted
 from nanum.blocks.ends import PositionTables, embedding_body, head_body, rotary_angles_bytes
 from nanum.blocks.layer import LayerKinds, emit_layer, layer_body, layer_dims
@@ -326,7 +326,9 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     mesh, dims = layout.mesh, _dims(model, job, layout, conventions)
     ends = Shapes(mesh, dims, at)
     layers = LayerKinds.of(model, job.trained)
-    of_kinds = tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at) for kind in layers.kinds)
+    uneven = job.expert_imbalance != 1 and structure.own_experts
+    crowded = ("N", "ep", where(layout.ep > 1, job.expert_imbalance, 1.0)) if uneven else None
+    of_kinds = tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at, crowded) for kind in layers.kinds)
     given = conventions, structure, job.trained
     emitted = tuple(
         emit_layer(model, kind, here, *given, given_grad=layers.given_grad(i))

@@ -163,6 +163,7 @@ class Conventions:
     fp8: Fp8 = "none"
     values_are_views: bool = True  # latent attention's values lie in what they were projected to, with keys beside them
     prefetches_units: bool = False  # backward gathers the whole next unit ahead; else of several groups the last alone
+    ring_overlaps: bool = False  # a ring's exchanges run beside its attention (Transformer Engine), or are waited for
     ring_gathers: bool = True  # a ring's keys and values come by one gather, or are passed on rank by rank
     cpu_attention: bool = False  # PyTorch's flash kernel of CPUs: it has scratch, and wants a mask of gathered keys
     reduce_copies: bool = False  # gloo reduces a copy of what it scatters

@@ -47,13 +47,16 @@ ALL = Trained()
 
 @dataclass(frozen=True)
 class Job:
-    """`seq_len` tokens a sequence, `global_batch_size` sequences a step."""
+    """`seq_len` tokens a sequence, `global_batch_size` sequences a step. The fullest rank of expert parallelism gets
+    `expert_imbalance` times its even share of the slots.
+    """
 
     seq_len: int
     global_batch_size: int
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
     trained: Trained = ALL
+    expert_imbalance: float = 1.0
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Job:

@@ -22,7 +22,9 @@ DATA_STREAM = "data"
 """Gathers of weights and reductions of gradients: what the compute awaits by a ticket."""
 REDUCER_STREAM = "reducer"
 """DDP's buckets: beside the compute also where a device has no streams, since threads of the host carry them out."""
-AWAITED_STREAMS = (DATA_STREAM, REDUCER_STREAM)
+CONTEXT_STREAM = "context"
+"""A ring's exchanges of keys and values, beside the attention that is at work on those before."""
+AWAITED_STREAMS = (DATA_STREAM, REDUCER_STREAM, CONTEXT_STREAM)
 PIPELINE_STREAM = "pipeline"
 """Sends between stages: the schedule's recurrence waits for them, not the stage."""
 

@@ -16,6 +16,7 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
+from nanum.arrays import ceiling
 from nanum.conventions import bytes_of
 
 Split = Mapping[str, tuple[str, ...]]
@@ -85,11 +86,15 @@ class Shapes:
     Where a dim does not divide, the ranks of an axis differ: `torch.chunk` gives each the ceiling, until nothing is
     left. `at` says which rank is meant, by its index along each axis (0 where it names none); without it, it is the
     first of every axis, which has the most. Sizes may be arrays only then.
+
+    `crowded` is a dim, an axis and a factor: where the axis does not split the dim (any more), the fullest rank has so
+    many times its even share of it.
     """
 
     mesh: Mapping[str, Any]
     dims: dict[str, Any]
     at: Mapping[str, int] | None = None
+    crowded: tuple[str, str, Any] | None = None
     _parts: dict[tuple[str, tuple[str, ...]], Any] = field(default_factory=dict)
     _elements: dict[Any, Any] = field(default_factory=dict)
     _firsts: dict[tuple[str, ...], Shapes] = field(default_factory=dict)
@@ -105,6 +110,8 @@ class Shapes:
                 self._parts[key] = -(-self.dims[dim] // self.ranks(axes)) if axes else self.dims[dim]
             else:
                 self._parts[key] = self._chunk(self.dims[dim], axes)
+            if self.crowded is not None and dim == self.crowded[0] and self.crowded[1] not in axes:
+                self._parts[key] = ceiling(self._parts[key] * self.crowded[2])
         return self._parts[key]
 
     def _chunk(self, size: int, axes: tuple[str, ...]) -> int:
@@ -127,7 +134,7 @@ class Shapes:
             return self
         if axes not in self._firsts:
             at = {axis: index for axis, index in self.at.items() if axis not in axes}
-            self._firsts[axes] = Shapes(self.mesh, self.dims, at)
+            self._firsts[axes] = Shapes(self.mesh, self.dims, at, self.crowded)
         return self._firsts[axes]
 
     def shape(self, dims: tuple[str, ...], split: Split) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from nanum.account.grids import Grids, said_of
 from nanum.cluster import Cluster, Link
 from nanum.cluster import Quantity as Stated
 from nanum.layout import EXPERT_AXES, Layout
-from nanum.program import AWAITED_STREAMS, DATA_STREAM, REDUCER_STREAM, Collective, Compute, Quantity
+from nanum.program import AWAITED_STREAMS, CONTEXT_STREAM, DATA_STREAM, REDUCER_STREAM, Collective, Compute, Quantity
 from nanum.units import MIB
 
 TILE_AREA = 128 * 256  # the output tile that `matmul.tile` was fitted with
@@ -295,7 +295,8 @@ class Cost:
         """The stream that an exchange runs on here. A device without streams of its own waits for what an engine puts
         on one; what threads of the host carry out (DDP's buckets, sends between stages) still runs beside it.
         """
-        return None if node.stream == DATA_STREAM and not self.cluster.measured.streams else node.stream
+        on_device = node.stream in (DATA_STREAM, CONTEXT_STREAM)
+        return None if on_device and not self.cluster.measured.streams else node.stream
 
     def streamed_seconds(self, node: Collective) -> Quantity:
         """Seconds of an exchange on a stream, with compute beside it."""

@@ -14,13 +14,13 @@ from typing import Any
 from nanum.account.cost import Cost
 from nanum.arrays import most, take
 from nanum.once import Once
-from nanum.program import AWAITED_STREAMS, Collective, Compute, Node, Repeat
+from nanum.program import AWAITED_STREAMS, CONTEXT_STREAM, Collective, Compute, Node, Repeat
 
 
 @dataclass(frozen=True, eq=False)
 class Totals:
     compute: Any = 0.0  # kernels, what streams steal of their time, and exchanges that the compute waits for at once
-    streamed: Any = 0.0  # exchanges on the stream that is awaited
+    streamed: Any = 0.0  # exchanges on the stream that is awaited, but for a ring's
 
     @property
     def bound(self) -> Any:
@@ -45,7 +45,8 @@ def _totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Once[Total
             if stream is None:
                 compute = compute + cost.collective_seconds(node)
             elif stream in AWAITED_STREAMS:
-                streamed = streamed + cost.streamed_seconds(node)
+                if stream != CONTEXT_STREAM:  # it runs beside the others: their sum would be no bound
+                    streamed = streamed + cost.streamed_seconds(node)
                 compute = compute + cost.stolen_seconds(node)
         elif isinstance(node, Repeat):
             body = _round(node, cost, bodies, known)

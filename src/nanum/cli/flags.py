@@ -74,6 +74,10 @@ Ep = Annotated[
 Etp = Annotated[
     str | None, _text("--etp", "N", "Tensor parallel within an expert. [as --tp; with --ep the engine's own]")
 ]
+ExpertImbalance = Annotated[
+    str | None,
+    _text("--expert-imbalance", "X", "Of --ep, the fullest rank's token slots over its even share. [1]"),
+]
 RankOrder = Annotated[
     str | None, _text("--rank-order", "AXES", "Mesh axes, outermost first. [pp,dp_replicate,dp_shard,cp,tp]")
 ]

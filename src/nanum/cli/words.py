@@ -245,7 +245,22 @@ def _job(reader: Reader, model: Model | None) -> Job:
         chosen[name] = reader.choice(name, default)
         if not reader.said(name):
             reader.defaults.append(f"{name} {default}")
-    return Job(seq_len=seq_len, global_batch_size=global_batch_size, trained=trained(reader), **chosen)
+    uneven = _imbalance(reader)
+    return Job(seq_len, global_batch_size, trained=trained(reader), expert_imbalance=uneven, **chosen)
+
+
+def _imbalance(reader: Reader) -> float:
+    word = reader.word("expert_imbalance")
+    if word is None:
+        return 1.0
+    try:
+        ratio = float(word)
+    except ValueError:
+        ratio = 0.0
+    if not 1 <= ratio <= 1e6:
+        reader.reasons.append(f"--expert-imbalance {_short(word)}: must be a number of at least 1")
+        return 1.0
+    return ratio
 
 
 def trained(reader: Reader) -> Trained:

@@ -31,7 +31,7 @@ from nanum.conventions import (
 from nanum.engines.engine import Engine, eager_rule, muon_rule, optimizer_rule, where_pipelined, zero_rule
 from nanum.job import Job
 from nanum.layout import Layout, Structure
-from nanum.model import Model
+from nanum.model import Layer, Model
 from nanum.rules import Rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
@@ -102,6 +102,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         backward_reshards=True,  # Megatron-FSDP
         values_are_views=False,  # multi_latent_attention.py makes them contiguous
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
+        ring_overlaps=True,  # --cp-comm-type p2p
         slots_sorted=True,  # token_dispatcher.py: dispatch_postprocess, combine_preprocess
     )
 
@@ -117,6 +118,10 @@ def _within(layout: Layout) -> list[str]:
     """Modules that are named beside the one that they are in."""
     named = layout.structure.recompute_modules
     return [name for name in ("moe_act", "shared_experts") if name in named and "moe" in named]
+
+
+def _sees_a_window(layer: Layer) -> bool:
+    return getattr(layer.attention, "window", None) is not None
 
 
 def _interleaves(layout: Layout) -> Any:
@@ -171,11 +176,34 @@ RULES = (
         lambda model, job, cluster, layout: "--optimizer muon is not for --precision fp16 (megatron)",
     ),
     Rule(
-        "megatron's context parallelism by a ring or a gather is not modelled yet",
-        lambda model, job, cluster, layout: (layout.cp > 1) & (layout.structure.cp_kind != "ulysses"),
+        "megatron's context parallelism by a gather is not modelled yet",
+        lambda model, job, cluster, layout: (layout.cp > 1) & (layout.structure.cp_kind == "allgather"),
         lambda model, job, cluster, layout: (
-            f"cp={layout.cp} by --cp-kind {layout.structure.cp_kind}: of megatron's ways its a2a is modelled, which is "
-            "--cp-kind ulysses; torchtitan and torch have the others"
+            f"cp={layout.cp} by --cp-kind allgather: of megatron's ways its p2p (--cp-kind ring) and its a2a "
+            "(--cp-kind ulysses) are modelled; torchtitan and torch gather keys"
+        ),
+    ),
+    Rule(
+        "megatron's ring has no sliding windows",
+        lambda model, job, cluster, layout: (
+            (layout.cp > 1) & (layout.structure.cp_kind == "ring") & any(map(_sees_a_window, model.kinds))
+        ),
+        lambda model, job, cluster, layout: (
+            f"cp={layout.cp} by a ring: {model.name} has layers with a sliding window, which Transformer Engine's p2p "
+            "refuses: use --cp-kind ulysses (megatron)"
+        ),
+    ),
+    Rule(
+        "megatron takes two blocks of a sequence for each cp rank",
+        # Where cp itself does not divide, that is said instead; a cp of 0 is another rule's.
+        lambda model, job, cluster, layout: (
+            (layout.cp > 1)
+            & (job.seq_len % (layout.cp + (layout.cp == 0)) == 0)
+            & (job.seq_len % (2 * layout.cp + (layout.cp == 0)) != 0)
+        ),
+        lambda model, job, cluster, layout: (
+            f"2·cp={2 * layout.cp} does not divide seq_len={job.seq_len}: a rank takes one block from each end "
+            "(megatron)"
         ),
     ),
     module_rule("mla_up_proj", has_latent_attention, "has no latent attention"),

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanum.conventions import RING
+from nanum.conventions import ATTENTION_CORE, RING
 from nanum.operators.attention import WHOLE, Window, attention, flash_flops, flash_shape, log_sum_exp, scratch
+from nanum.operators.overlapped_ring import overlapped_ring
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor, reshard
 
@@ -23,6 +24,11 @@ def context_attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: flo
     """Attention for q [B, S, Q], k and v [B, S, K], whose rows are split over `cp` where the tape says how it meets the
     keys of other ranks.
     """
+    with t.region(ATTENTION_CORE):
+        return _attention(t, q, k, v, probability, window)
+
+
+def _attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float, window: Window) -> Tensor:
     if t.context == "ulysses":
         heads, keys, values = (t.resharded(x, _on_heads(x)) for x in (q, k, v))
         out = attention(t, heads, keys, values, probability, window)
@@ -31,6 +37,8 @@ def context_attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: flo
     if t.context == "allgather":
         keys, values = (t.resharded(x, _whole_rows(x)) for x in (k, v))
         return attention(t, q, keys, values, probability, window)
+    if t.context == "ring" and t.conventions.ring_overlaps:
+        return overlapped_ring(t, q, k, v, window.keys(t.shapes.dims["S"]), AXIS)
     if t.context == "ring":
         return _ring(t, q, k, v, window)
     return attention(t, q, k, v, probability, window)

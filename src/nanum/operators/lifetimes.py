@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from nanum.conventions import EVERYTHING, NOTHING, Kept
 from nanum.operators.tape import Op
-from nanum.program import Collective, Compute, Held, Node
+from nanum.program import Collective, Compute, Held, Node, Repeat
 from nanum.sharding import Shapes, Tensor
 
 
@@ -66,10 +66,16 @@ def recomputed(forward: Sequence[Op], backward: Sequence[Op], kept: Kept, *, sto
         again = _from_the_start(forward, used, stops_early=stops_early)
     else:
         again = _what_is_needed(forward, used, kept)
-    return [
-        replace(op, node=replace(op.node, phase="recompute")) if isinstance(op.node, Compute | Collective) else op
-        for op in map(_without_numbers, again)
-    ]
+    return [replace(op, node=op.node and _again(op.node)) for op in map(_without_numbers, again)]
+
+
+N = TypeVar("N", bound=Node)
+
+
+def _again(node: N) -> N:
+    if isinstance(node, Repeat):
+        return replace(node, body=tuple(map(_again, node.body)))
+    return replace(node, phase="recompute") if isinstance(node, Compute | Collective) else node
 
 
 def _without_numbers(op: Op) -> Op:

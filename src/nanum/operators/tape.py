@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from nanum.arrays import most
 from nanum.collectives import wire_bytes
 from nanum.conventions import ITEMSIZE, NF4, Conventions, has_adapter
 from nanum.job import ALL, Trained
-from nanum.program import Collective, Compute, Mark, Operands, Phase, Repeat
+from nanum.program import Collective, Compute, Mark, Node, Operands, Phase, Repeat
 from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
 
 
@@ -41,6 +42,8 @@ def collective(
         payload = shapes.first(axes).bytes(after) * n
     elif kind == "all_gather":
         payload = shapes.first(axes).bytes(before) * n
+    elif kind == "all_to_all" and shapes.crowded is not None:  # the fullest rank sends or receives the most
+        payload = most(shapes.bytes(before), shapes.bytes(after))
     else:
         payload = shapes.bytes(before)
     used = (n > 1) * 1
@@ -146,6 +149,14 @@ class Tape:
                 self._regions,
             )
         )
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def loop(self, name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], times: Any, *nodes: Node) -> None:
+        """So many rounds of `nodes` as one operation, all of whose tensors are there meanwhile."""
+        self._append(Op(name, reads, writes, Repeat(times, nodes), self._regions))
 
     def kernel(
         self,

@@ -29,14 +29,15 @@ UNMODELLED = (
 )
 OF_CONTEXT_PARALLEL = (
     "uneven ranks of context parallelism: attention is counted as their average (torch takes blocks in order, so that "
-    "the last rank has up to twice that; torchtitan evens them out)",
+    "the last rank has up to twice that; torchtitan and Megatron even them out)",
 )
 OF_HALVES = (
     "the order of parameters in which PyTorch makes weights' gradients apart (what is held in passing differs), and "
     "kernels of a forward and a backward that overlap (DualPipeV): they take as long as one after the other",
 )
 OF_A_RING = (
-    "a ring's exchanges beside its attention (each is waited for), and what puts its partial results together",
+    "a ring's exchanges beside its attention (each is waited for, but Megatron's), and what puts its partial results "
+    "together",
 )
 OF_ADAPTERS = (
     "adapters' dropout, and adapters in another dtype than their engine's trained weights (PEFT may keep them in fp32, "

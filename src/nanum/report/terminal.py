@@ -125,8 +125,9 @@ def flags_of(document: Document) -> str:
         words.append("--compile")
     words.append(f"--engine {document['engine']['name']}")
     words.append(f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}")
-    usual = {"precision": "bf16", "optimizer": "adamw"}
-    return " ".join(words + [f"--{name} {job[name]}" for name, word in usual.items() if job[name] != word])
+    usual = {"precision": "bf16", "optimizer": "adamw", "expert_imbalance": 1.0}
+    said = [(name.replace("_", "-"), job[name]) for name, word in usual.items() if job.get(name, word) != word]
+    return " ".join(words + [f"--{name} {value}" for name, value in said])
 
 
 def layout_words(layout: Document) -> str:
@@ -157,7 +158,8 @@ def layout_words(layout: Document) -> str:
 
 
 def _job_words(job: Document, model: Document) -> str:
-    plain = [f"{key} {_value(value)}" for key, value in job.items() if key != "trained"]
+    usual = {"trained": job.get("trained"), "expert_imbalance": 1.0}
+    plain = [f"{key} {_value(value)}" for key, value in job.items() if key not in usual or value != usual[key]]
     return " · ".join([*plain, *_trained_words(job.get("trained", {}), model.get("trained_parameters", 0))])
 
 

@@ -312,6 +312,19 @@ PRECISION = Rule(
     ),
 )
 
+IMBALANCE = Rule(
+    "expert_imbalance is not a number of at least 1, of a model with experts",
+    lambda model, job, cluster, layout: (
+        not (1 <= job.expert_imbalance < float("inf"))
+        or (job.expert_imbalance > 1 and not any(isinstance(layer.mlp, Experts) for layer in model.kinds))
+    ),
+    lambda model, job, cluster, layout: (
+        f"expert_imbalance={job.expert_imbalance:g}, but {model.name} has no experts"
+        if job.expert_imbalance > 1
+        else f"expert_imbalance={job.expert_imbalance:g}: the fullest rank's slots over its even share, at least 1"
+    ),
+)
+
 OF_JOB = (
     *(rule for name, rule in SIZE_RULES.items() if name not in LAYOUT_SIZES),
     *(_choice_rule(name) for name in ("precision", "optimizer")),
@@ -319,6 +332,7 @@ OF_JOB = (
     POSITIONS,
     *OF_TRAINED_JOB,
     TOO_LARGE_TO_COUNT,
+    IMBALANCE,
 )
 """Rules that hold for every layout: they look at the model, the job and the cluster."""
 

@@ -91,6 +91,20 @@ def _sees_all(a: Attention | LatentAttention | LinearAttention) -> bool:
     return isinstance(a, Attention) and not a.causal
 
 
+def _too_uneven(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+    return (layout.ep > 1) & (job.expert_imbalance > layout.ep)
+
+
+IMBALANCE = Rule(
+    "more slots than there are on the fullest rank of ep",
+    _too_uneven,
+    lambda model, job, cluster, layout: (
+        f"expert_imbalance={job.expert_imbalance:g} with ep={layout.ep}: a rank that has all slots has {layout.ep} "
+        "times its share"
+    ),
+)
+
+
 def _latent(model: Model) -> bool:
     return any(isinstance(layer.attention, LatentAttention) for layer in model.kinds)
 
@@ -126,4 +140,15 @@ ENCODER_CONTEXT = Rule(
     ),
 )
 
-OF_EXPERTS = (NO_EXPERTS, EXPERTS, RANKS, WIDTHS, TOKENS, ORDER, LATENT_RING, LINEAR_CONTEXT, ENCODER_CONTEXT)
+OF_EXPERTS = (
+    NO_EXPERTS,
+    EXPERTS,
+    RANKS,
+    WIDTHS,
+    TOKENS,
+    ORDER,
+    IMBALANCE,
+    LATENT_RING,
+    LINEAR_CONTEXT,
+    ENCODER_CONTEXT,
+)
