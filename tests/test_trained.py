@@ -397,3 +397,21 @@ def test_the_answer_says_what_is_trained(nanum: Run) -> None:
     assert any("quantized weights were not run" in what for what in document["unmodelled"])
     told = " ".join(nanum(*words).stdout.split())
     assert "39,976,960 parameters trained · adapters of rank 16" in told
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "torch", "accelerate"])
+@pytest.mark.parametrize("weights", ["all", "layers", "ends"])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_stages_with_frozen_parts_leave_what_they_found(engine: str, weights: Any, reshard: bool) -> None:
+    """An embedding that no backward gathers is gathered, and freed, in every forward pass of a pipeline."""
+    model = replace(load_model("tiny-llama"), num_hidden_layers=4)
+    for pp, micro_batches in ((1, 2), (2, 1), (2, 4), (4, 4)):
+        structure = Structure(zero=3, reshard=reshard, pipelined=pp > 1)
+        job = Job(64, 2 * micro_batches, trained=Trained(weights))
+        for stage in range(pp):
+            layout = Layout(dp_shard=2, pp=pp, structure=structure)
+            step = build(model, job, layout, engines.load(engine), stage)
+            at_rest, after = held_after(step.at_rest), held_after(step.program)
+            assert {k: after.get(k, 0) - at_rest.get(k, 0) for k in {*at_rest, *after}} == dict.fromkeys(
+                {*at_rest, *after}, 0
+            )

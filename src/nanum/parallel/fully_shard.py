@@ -198,6 +198,8 @@ class FullyShard:
 
         def enter(place: Place) -> list[Node]:
             u = self.units[place.part]
+            if place is EMBEDDING and not gathers and self._comes_again:
+                return [*self._start(u, "forward"), *self._flat(u), *self._copy_out(u, "forward", u.gather_bytes)]
             if not gathers or (place is HEAD and (self._root or not ends)):
                 return []
             next_gather = self._next(place, "forward", heads=ends)
@@ -234,6 +236,11 @@ class FullyShard:
                 last_flat = where(self.chain.stage.heads * ends == 1, head.gather_bytes, last_flat)
             finish.append(Held("buffers", -last_flat, apart=True))
         return [*begin, *self.chain.forward(around, finish)]
+
+    @property
+    def _comes_again(self) -> bool:
+        """Is an embedding gathered in every forward pass, since none is trained and no backward leaves it there?"""
+        return self.structure.reshard and not self._root and not self.chain.bodies.embedding.needs_grad
 
     def _freed(self, end: Part) -> bool:
         """Does this end's unit reshard after forward? The root, or the head that backward needs first, if told to."""
@@ -279,9 +286,10 @@ class FullyShard:
             return [*own, *self._next(at, "backward"), *self._ahead(at)]
 
         def dropped(place: Place) -> list[Node]:
-            """A unit that was gathered ahead, and has no backward: its weights are never copied out."""
+            """A unit that has no backward: its weights, where they were gathered ahead, are never copied out."""
             flat = Held("buffers", -self.units[place.part].gather_bytes, apart=True)
-            return [Wait(DATA_STREAM, "gather"), flat, Held("buffers", -reduced_before(place))]
+            ahead: tuple[Node, ...] = (Wait(DATA_STREAM, "gather"), flat) if gathers else ()
+            return [*ahead, Held("buffers", -reduced_before(place))]
 
         def leave(place: Place) -> list[Node]:
             if half == "input":
@@ -302,7 +310,7 @@ class FullyShard:
         def around(place: Place) -> tuple[list[Node], list[Node]]:
             if self._is_root(place):
                 return [], []
-            if gathers and place is EMBEDDING and not self.chain.bodies.embedding.needs_grad:
+            if place is EMBEDDING and self._comes_again:
                 return [], dropped(place)
             return enter(place), [] if place.part in late else leave(place)
 

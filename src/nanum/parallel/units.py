@@ -255,7 +255,8 @@ def _group(
     counters = tuple(numerics.states.counter_bytes(w.dims) for w in weights)
     return Unit(
         gathers, reduce, tp_sum, elements, stored_elements, stored_bytes, whole_bytes, cast_bytes, own_elements,
-        largest_elements, in_turn_elements, states_bytes, sum(counters), len(weights), weights_bytes, weights_bytes * (1 - alone),
+        largest_elements, in_turn_elements, states_bytes, sum(counters), len(weights), weights_bytes,
+        weights_bytes * (1 - alone),
         grads_bytes, last, reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
         tuple(bool(w.stays) for w in weights), states, counters, hidden_matrices(own, weights), alone,
     )  # fmt: skip
