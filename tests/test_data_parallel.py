@@ -22,7 +22,7 @@ from nanum import engines
 from nanum.account.memory import held_after
 from nanum.account.traffic import Key, Total, traffic
 from nanum.build import build
-from nanum.conventions import ITEMSIZE
+from nanum.dtypes import ITEMSIZE
 from nanum.engines.torch import on_gloo
 from nanum.job import Job
 from nanum.layout import Layout, Structure

@@ -17,7 +17,7 @@ from nanum.account.step_time import stage_bound
 from nanum.account.traffic import flops, traffic
 from nanum.build import BODY_FIELDS, body_space, build
 from nanum.cluster import load as load_cluster
-from nanum.conventions import ITEMSIZE
+from nanum.dtypes import ITEMSIZE
 from nanum.engines.engine import Engine
 from nanum.job import ALL, Job, Trained
 from nanum.layout import Layout, Structure

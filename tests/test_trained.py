@@ -20,7 +20,7 @@ from nanum.account.memory import held_after
 from nanum.account.traffic import traffic
 from nanum.build import build, emit_parts
 from nanum.cluster import load as cluster
-from nanum.conventions import bytes_of
+from nanum.dtypes import bytes_of
 from nanum.errors import Refused
 from nanum.job import ALL, Job, LoraTargets, Trained
 from nanum.layout import Layout, Structure

@@ -7,30 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
+from nanum.dtypes import NF4
 from nanum.job import Trained
-
-if TYPE_CHECKING:
-    from nanum.states import States
-
-ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "uint8": 1, "bool": 1, "onehot": 0, "number": 8}
-"""Bytes of one element. A one-hot operand (token ids) is never materialised; a number that multiplies a tensor is
-one of its own to autograd, and not to a checkpoint."""
-
-NF4 = "nf4"
-NF4_BLOCK, NF4_SCALES = 64, 256
-"""Elements that share a scale, and scales that share a scale of theirs (QLoRA, arXiv 2305.14314, section 3)."""
-
-
-def bytes_of(elements: Any, dtype: str) -> Any:
-    """Of so many elements. NF4 takes 4 bits each, a scale of 8 bits for each block, and an fp32 one for each 256 of
-    these: 8/64 + 32/(64 * 256) = 0.127 bits more, as the paper counts them.
-    """
-    if dtype != NF4:
-        return elements * ITEMSIZE[dtype]
-    return -(-elements // 2) + -(-elements // NF4_BLOCK) + 4 * -(-elements // (NF4_BLOCK * NF4_SCALES))
-
+from nanum.states import States
 
 TARGETS = {"attention": ("wq", "wk", "wv", "wo", "wq_gate"), "qv": ("wq", "wv")}
 """The linear layers of a decoder's layer that have adapters, where not all have."""

@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from nanum.arrays import ceiling
-from nanum.conventions import bytes_of
+from nanum.dtypes import bytes_of
 
 Split = Mapping[str, tuple[str, ...]]
 """dim -> the axes it is split over, outermost first."""

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from nanum.arrays import least, most, where
-from nanum.conventions import ITEMSIZE
+from nanum.dtypes import ITEMSIZE
 from nanum.job import Optimizer
 from nanum.program import Compute, Held, Node, Operands
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanum.blocks.body import Body, Streams, emit, new_tape
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import Conventions
+from nanum.dtypes import ITEMSIZE
 from nanum.job import ALL, Trained
 from nanum.layout import Structure
 from nanum.model import Model

@@ -13,7 +13,7 @@ from typing import Any
 
 from nanum import processes
 from nanum.collectives import wire_bytes
-from nanum.conventions import ITEMSIZE
+from nanum.dtypes import ITEMSIZE
 from nanum.engines.torch import on_gloo
 from nanum.job import Job, Precision
 from nanum.layout import Layout, Structure

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanum.arrays import least
-from nanum.conventions import ATTENTION_CORE, ITEMSIZE
+from nanum.conventions import ATTENTION_CORE
+from nanum.dtypes import ITEMSIZE
 from nanum.operators.elementwise import dropout
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanum.arrays import least, power_of_two
-from nanum.conventions import ITEMSIZE
+from nanum.dtypes import ITEMSIZE
 from nanum.operators.loss import cross_entropy, end_with
 from nanum.operators.tape import Op, Tape
 from nanum.program import Compute, Mark, Node, Operands, Repeat

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nanum.conventions import LORA_A, LORA_B, NF4, NOT_IN_FP8
+from nanum.conventions import LORA_A, LORA_B, NOT_IN_FP8
+from nanum.dtypes import NF4
 from nanum.operators.elementwise import residual
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor

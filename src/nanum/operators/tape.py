@@ -14,7 +14,8 @@ from typing import Any, cast
 
 from nanum.arrays import most
 from nanum.collectives import wire_bytes
-from nanum.conventions import ITEMSIZE, NF4, Conventions, has_adapter
+from nanum.conventions import Conventions, has_adapter
+from nanum.dtypes import ITEMSIZE, NF4
 from nanum.job import ALL, Trained
 from nanum.program import Collective, Compute, Mark, Node, Operands, Phase, Repeat
 from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard

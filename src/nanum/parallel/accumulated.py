@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import Conventions
+from nanum.dtypes import ITEMSIZE
 from nanum.layout import Structure
 from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Chain, Each

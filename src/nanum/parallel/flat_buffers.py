@@ -18,7 +18,8 @@ from typing import Any
 
 from nanum.arrays import most, where
 from nanum.collectives import wire_bytes
-from nanum.conventions import ITEMSIZE, Conventions, bytes_of
+from nanum.conventions import Conventions
+from nanum.dtypes import ITEMSIZE, bytes_of
 from nanum.layout import Structure
 from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted

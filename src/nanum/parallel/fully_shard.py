@@ -23,7 +23,8 @@ from typing import Any
 
 from nanum.arrays import most, where
 from nanum.collectives import wire_bytes
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import Conventions
+from nanum.dtypes import ITEMSIZE
 from nanum.layout import Structure
 from nanum.once import Once
 from nanum.parallel.chain import Chain, Each, Half, copy

@@ -21,7 +21,8 @@ from typing import Any
 
 from nanum.arrays import least, most
 from nanum.collectives import wire_bytes
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import Conventions
+from nanum.dtypes import ITEMSIZE
 from nanum.layout import Structure
 from nanum.parallel.buckets import carried, counted, per_stage
 from nanum.parallel.chain import Chain, Each, copy

@@ -19,7 +19,8 @@ from itertools import chain as joined
 from typing import Any
 
 from nanum.arrays import least, most
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import Conventions
+from nanum.dtypes import ITEMSIZE
 from nanum.layout import Structure
 from nanum.parallel.buckets import Kinds, Sizes, carried, counted, per_stage
 from nanum.parallel.chain import Chain, Each, copy

@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nanum.collectives import wire_bytes
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import Conventions
+from nanum.dtypes import ITEMSIZE
 from nanum.layout import Structure
 from nanum.parallel.buckets import Sizes, bucket_count, carried, counted
 from nanum.parallel.chain import Chain, Each, Half, Stage, copy

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from nanum.conventions import ITEMSIZE, Conventions
+from nanum.conventions import Conventions
+from nanum.dtypes import ITEMSIZE
 from nanum.sharding import Shapes, Tensor
 
 Shape = tuple[Any, Any]

@@ -10,7 +10,8 @@ from math import prod
 from typing import Any
 
 from nanum.arrays import most
-from nanum.conventions import ITEMSIZE, Conventions, bytes_of
+from nanum.conventions import Conventions
+from nanum.dtypes import ITEMSIZE, bytes_of
 from nanum.operators.tape import collective
 from nanum.program import Collective, Node, Phase, Repeat
 from nanum.sharding import EXPERT_ZERO_AXES, ZERO_AXES, Shapes, Split, Tensor, places, reshard
