@@ -21,3 +21,11 @@ def test_results_are_made_once() -> None:
     key = (object(), "gather")
     assert once(key, object) is once(key, object)
     assert once((*key, 1), object) is not once(key, object)
+
+
+def test_a_bounded_memory_lets_the_oldest_go() -> None:
+    once: Once[int] = Once(at_most=2)
+    things = [object(), object(), object()]
+    for i, thing in enumerate(things):
+        once((thing,), lambda i=i: i)  # type: ignore[misc]
+    assert [once((thing,), lambda: -1) for thing in (things[2], things[1], things[0])] == [2, 1, -1]

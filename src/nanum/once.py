@@ -10,10 +10,11 @@ T = TypeVar("T")
 
 class Once(Generic[T]):
     """A memory of results by the identities of what they were made of, which is kept with them: an identity is only
-    one's own while one lives.
+    one's own while one lives. Where it may hold `at_most` so many, the oldest goes first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_most: int | None = None) -> None:
+        self._at_most = at_most
         self._kept: dict[tuple[int, ...], tuple[tuple[object, ...], T]] = {}
 
     def __call__(self, made_of: tuple[object, ...], make: Callable[[], T]) -> T:
@@ -22,4 +23,6 @@ class Once(Generic[T]):
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = made_of, make()
+            if self._at_most is not None and len(self._kept) > self._at_most:
+                del self._kept[next(iter(self._kept))]
         return found[1]

@@ -18,8 +18,10 @@ from nanum.engines.engine import (
     Engine,
     eager_rule,
     muon_rule,
+    one_group_rule,
     rank_rule,
     recompute_rule,
+    unsharded_rule,
     weighed_layers,
 )
 from nanum.job import Job
@@ -145,21 +147,8 @@ RULES = (
             f"zero=0 with pp={layout.pp} in bf16 is deepspeed's BF16_Optimizer, which is not modelled: use --zero 1"
         ),
     ),
-    Rule(
-        "DeepSpeed shards over all data ranks",
-        lambda model, job, cluster, layout: (layout.structure.zero > 0) & (layout.dp_replicate > 1),
-        lambda model, job, cluster, layout: (
-            f"zero={layout.structure.zero} shards over all data ranks, but dp_replicate={layout.dp_replicate}: use "
-            "dp_shard alone; MiCS and hpZ are not modelled (deepspeed)"
-        ),
-    ),
-    Rule(
-        "zero 0 with dp_shard > 1",
-        lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.dp_shard > 1),
-        lambda model, job, cluster, layout: (
-            f"zero=0 shards nothing, but dp_shard={layout.dp_shard}: use dp_replicate (deepspeed)"
-        ),
-    ),
+    one_group_rule("deepspeed", (1, 2, 3), "shards over all data ranks", "; MiCS and hpZ are not modelled"),
+    unsharded_rule("deepspeed"),
     Rule(
         "DeepSpeed says itself what stays gathered",
         lambda model, job, cluster, layout: not layout.structure.reshard,

@@ -160,6 +160,29 @@ def zero_rule(engine: str, stages: tuple[int, ...], why: str) -> Rule:
     )
 
 
+def unsharded_rule(engine: str, instead: Callable[[int], str] = lambda dp_shard: "use dp_replicate") -> Rule:
+    """Refuses ranks that should shard where nothing is sharded; `instead(dp_shard)` says what is meant by them."""
+    return Rule(
+        "zero 0 with dp_shard > 1",
+        lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.dp_shard > 1),
+        lambda model, job, cluster, layout: (
+            f"zero=0 shards nothing, but dp_shard={layout.dp_shard}: {instead(layout.dp_shard)} ({engine})"
+        ),
+    )
+
+
+def one_group_rule(engine: str, stages: tuple[int, ...], does: str, besides: str = "") -> Rule:
+    """Refuses replicas of sharded groups, where the engine shards over all data ranks; `does` says what it does."""
+    return Rule(
+        f"{engine} shards over all data ranks",
+        lambda model, job, cluster, layout: (layout.structure.zero in stages) & (layout.dp_replicate > 1),
+        lambda model, job, cluster, layout: (
+            f"zero={layout.structure.zero} {does}, but dp_replicate={layout.dp_replicate}: use dp_shard alone"
+            f"{besides} ({engine})"
+        ),
+    )
+
+
 def optimizer_rule(engine: str, lacks: Mapping[Optimizer, str]) -> Rule:
     """Refuses the optimizers that an engine does not have, each with the reason."""
     return Rule(

@@ -19,9 +19,11 @@ from nanum.conventions import Conventions, Kept, Numerics
 from nanum.engines.engine import (
     Engine,
     eager_rule,
+    one_group_rule,
     optimizer_rule,
     rank_rule,
     recompute_rule,
+    unsharded_rule,
     weighed_layers,
     zero_rule,
 )
@@ -94,21 +96,8 @@ RULES = (
         {o: "it has AdamW, and SGD without momentum" for o in get_args(Optimizer) if o not in ("adamw",)},
     ),
     rank_rule("nanotron", "cp", "its ring attention is not modelled"),
-    Rule(
-        "nanotron's ZeRO-1 is of all data ranks",
-        lambda model, job, cluster, layout: (layout.structure.zero == 1) & (layout.dp_replicate > 1),
-        lambda model, job, cluster, layout: (
-            f"zero=1 splits the optimizer over all data ranks, but dp_replicate={layout.dp_replicate}: "
-            "use dp_shard alone (nanotron)"
-        ),
-    ),
-    Rule(
-        "zero 0 with dp_shard > 1",
-        lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.dp_shard > 1),
-        lambda model, job, cluster, layout: (
-            f"zero=0 shards nothing, but dp_shard={layout.dp_shard}: use dp_replicate (nanotron)"
-        ),
-    ),
+    one_group_rule("nanotron", (1,), "splits the optimizer over all data ranks"),
+    unsharded_rule("nanotron"),
     Rule(
         "nanotron's models are of Llama's kind",
         lambda model, job, cluster, layout: not _of_llamas_kind(model),

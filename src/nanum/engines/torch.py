@@ -13,7 +13,16 @@ from typing import Any
 from nanum.cluster import Cluster
 from nanum.conventions import RING, Conventions, Kept, Numerics, with_adapters
 from nanum.engines import pipelining
-from nanum.engines.engine import Engine, eager_rule, fsdp_numerics, muon_rule, weighed_layers, zero_rule
+from nanum.engines.engine import (
+    Engine,
+    eager_rule,
+    fsdp_numerics,
+    muon_rule,
+    one_group_rule,
+    unsharded_rule,
+    weighed_layers,
+    zero_rule,
+)
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
@@ -119,22 +128,8 @@ RULES = (
     ),
     eager_rule("torch", "it states eager kernels, as recorded; torchtitan takes it"),
     zero_rule("torch", (0, 1, 3), "it has no engine for ZeRO-2; ZeRO-1 is ZeroRedundancyOptimizer, and 3 is FSDP2"),
-    Rule(
-        "zero 0 with dp_shard > 1",
-        lambda model, job, cluster, layout: (layout.structure.zero == 0) & (layout.dp_shard > 1),
-        lambda model, job, cluster, layout: (
-            f"zero=0 shards nothing, but dp_shard={layout.dp_shard}: DDP is --dp-replicate {layout.dp_shard} "
-            "--dp-shard 1 (torch)"
-        ),
-    ),
-    Rule(
-        "ZeRO-1 is of all data ranks (torch)",
-        lambda model, job, cluster, layout: (layout.structure.zero == 1) & (layout.dp_replicate > 1),
-        lambda model, job, cluster, layout: (
-            f"zero=1 splits the optimizer over all ranks that add gradients, but dp_replicate={layout.dp_replicate}: "
-            "use dp_shard alone (torch)"
-        ),
-    ),
+    unsharded_rule("torch", lambda dp_shard: f"DDP is --dp-replicate {dp_shard} --dp-shard 1"),
+    one_group_rule("torch", (1,), "splits the optimizer over all ranks that add gradients"),
     Rule(
         "PyTorch's pipelining does not tie embeddings across stages",
         lambda model, job, cluster, layout: (layout.pp > 1) & model.tie_word_embeddings,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,15 @@ RANGE_SOURCE = (
 )
 
 
-_LAYOUTS: dict[Layout, Layout] = {}
-_ALONE: Once[float] = Once()
-"""Of the same model, job, cluster and engine, as the answers of a plan are: seconds of a layout of one GPU."""
+_ALONE: Once[float] = Once(at_most=256)
+"""Of the same model, job, cluster and engine, as the answers of a plan are: seconds of a layout of one GPU.
+Bounded, for it outlives the plan."""
+
+
+@lru_cache(maxsize=256)
+def _one_of(layout: Layout) -> Layout:
+    """The first of equal layouts, so that they are one to a memory by identity."""
+    return layout
 
 
 @dataclass(frozen=True)
@@ -246,7 +252,7 @@ class Prediction:
         again = at.recompute_layers * self.layout.pp * at.virtual_stages  # of one stage, what were those of each
         structure = replace(at, tensor="none", pipelined=False, cp_kind="none", recompute_layers=again)
         layout = Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure)
-        layout = _LAYOUTS.setdefault(layout, layout)
+        layout = _one_of(layout)
         made_of = self.model, self.job, self.cluster, self.engine, layout
         return _ALONE(made_of, lambda: self._seconds_alone(layout))
 
