@@ -187,7 +187,7 @@ def test_many_layouts_are_each_of_them(case: Case) -> None:
             assert at(bounds.rounds[name], i) == times
             if times:
                 assert at(bounds.durations[name], i) == pytest.approx(own.durations[name], rel=1e-12)
-        assert at(bounds.optimizer_seconds, i) == pytest.approx(own.optimizer_seconds, rel=1e-12)
+        assert at(bounds.after_seconds, i) == pytest.approx(own.after_seconds, rel=1e-12)
         assert at(bounds.send_seconds, i) == pytest.approx(own.send_seconds, rel=1e-12)
 
 

@@ -61,10 +61,12 @@ class Clocks:
 
     def __init__(self) -> None:
         self.compute = 0.0
+        self.sent = 0.0  # when the last turn had done what its results are
         self.streams: dict[str | None, float] = {}
         self.tickets: dict[str, float] = {}
 
     def run(self, nodes: Sequence[Node], cost: Cost) -> None:
+        there = False
         for node in unrolled(nodes):
             if isinstance(node, Compute):
                 self.compute += float(cost.compute_seconds(node))
@@ -75,8 +77,12 @@ class Clocks:
                 self.streams[node.stream] = self.tickets[node.ticket] = end
             elif isinstance(node, Collective) and node.stream is None:
                 self.compute += float(cost.collective_seconds(node))
+            elif isinstance(node, Collective) and node.stream == "pipeline":
+                self.sent, there = self.compute, True
             elif isinstance(node, Wait):
                 self.compute = max(self.compute, self.tickets.get(node.ticket, 0.0))
+        if not there:
+            self.sent = self.compute
 
     @property
     def latest(self) -> float:
@@ -110,12 +116,12 @@ def played(schedule: str, m: int, ranks: Sequence[RankStep], cost: Cost, send: f
             position[r] += 1
             moved = True
             if action is not None and action.kind != "W":
-                given[forward, stage, action.micro_batch] = clocks[r].compute, r
+                given[forward, stage, action.micro_batch] = clocks[r].sent, r
             pairs = overlapped(schedule, pp, r, step.order)
             done = sum(t.action is not None for t in each[r][: position[r]])
             if done - 2 in pairs:  # a forward whose results are there with those of the backward after it
                 before = step.order[done - 2]
-                given[True, stage_of(schedule, pp, r, before.chunk), before.micro_batch] = clocks[r].compute, r
+                given[True, stage_of(schedule, pp, r, before.chunk), before.micro_batch] = clocks[r].sent, r
             if done - 1 in pairs:
                 del given[True, stage, action.micro_batch]  # type: ignore[union-attr]
         assert moved, "deadlock"

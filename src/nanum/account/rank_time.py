@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from nanum.account.cost import Cost
-from nanum.account.step_time import Cut, parts
+from nanum.account.step_time import Cut, parts, sent
 from nanum.account.timeline import COMPUTE, Clock, TimeMap, fold
 from nanum.once import Once
 from nanum.program import PIPELINE_STREAM, Collective, Node
@@ -61,18 +61,25 @@ def rank_times(schedule: str, num_microbatches: int, chunks: int, ranks: Sequenc
 
 
 def _folded(ranks: Sequence[RankStep], cost: Cost) -> tuple[list[np.ndarray], list[TimeMap]]:
-    """By rank, the place of each turn among the distinct ones, and what these do."""
+    """By rank, the place of each turn among the distinct ones, and what these do. What a turn waits for after its send
+    is the next turn's, since the rank that is sent to need not wait for it.
+    """
     known: Once[TimeMap] = Once()
-    place: dict[int, int] = {}
+    place: dict[tuple[int, int], int] = {}
     maps: list[TimeMap] = []
     kinds = []
+    nothing: tuple[Node, ...] = ()
     for rank in ranks:
         turns = rank.turns
+        here, late = [], nothing
         for nodes in turns:
-            if id(nodes) not in place:
-                place[id(nodes)] = len(maps)
-                maps.append(fold(nodes, cost, known))
-        kinds.append(np.array([place[id(nodes)] for nodes in turns]))
+            if (key := (id(late), id(nodes))) not in place:
+                place[key] = len(maps)
+                done = fold(nodes[: sent(nodes)], cost, known)
+                maps.append(fold(late, cost, known).then(done) if late else done)
+            here.append(place[key])
+            late = nodes[sent(nodes) :] or nothing
+        kinds.append(np.array(here))
     return kinds, maps
 
 

@@ -15,7 +15,7 @@ from nanum.account.timeline import COMPUTE, TimeMap, fold
 from nanum.account.totals import Totals, totals
 from nanum.arrays import take
 from nanum.once import Once
-from nanum.program import Collective, Node, Quantity
+from nanum.program import PIPELINE_STREAM, Collective, Node, Quantity
 from nanum.schedule import KINDS, finish_times, lower_bound
 
 
@@ -43,7 +43,7 @@ class StageTime:
     busy_seconds: Quantity  # what the stage works in a step, the optimizer aside
     compute_seconds: Quantity  # kernels among it
     streamed_seconds: Quantity  # what it waits for streams; the rest are exchanges that it waits for at once
-    optimizer_seconds: Quantity  # of the update, and of what is exchanged before it
+    optimizer_seconds: Quantity  # of all after the last backward has sent: reductions that go on, and the update
     update_seconds: Quantity  # its kernels alone
     send_seconds: Quantity
 
@@ -65,27 +65,44 @@ class StageTime:
         return StageTime(*several, *map(pick, rest))
 
 
+def sent(nodes: tuple[Node, ...]) -> int:
+    """How many of an action's nodes are done when it has sent what the next stage waits for."""
+    for i in range(len(nodes) - 1, -1, -1):
+        node = nodes[i]
+        if isinstance(node, Collective) and node.stream == PIPELINE_STREAM:
+            return i + 1
+    return len(nodes)
+
+
 def stage_time(step: Step, cost: Cost, known: Once[TimeMap] | None = None, bodies: Cost | None = None) -> StageTime:
-    """Fold each distinct action once. An action ends when its compute does; what it sends travels beside the next.
+    """Fold each distinct action once. An action ends when its compute does; what it sends travels beside the next. The
+    last backward ends with its send: the stage before need not wait for what is still reduced then.
 
     `cost` is of the step's distinct stages (`step.layout`); `known` remembers the bodies that steps of one cost share.
     """
     known = Once() if known is None else known
     rounds = step.rounds
-    maps = {name: fold(step.actions[name], cost, known, bodies) for name in rounds}
-    ends = {name: end_of_compute(m) for name, m in maps.items()}
     busy: Any = 0.0
     compute: Any = 0.0
     streamed: Any = 0.0
-    for name, m in maps.items():
-        waits = ends[name] - m.compute_seconds - m.blocking_seconds
-        busy = busy + rounds[name] * take(ends[name], step.at)
-        compute = compute + rounds[name] * take(m.compute_seconds, step.at)
-        streamed = streamed + rounds[name] * np.maximum(take(waits, step.at), 0.0)
-    durations = {name: take(seconds, step.at) for name, seconds in ends.items()}
     end = fold(step.optimizer, cost, known, bodies)
-    last = (end.total_seconds, end.compute_seconds, cost.collective_seconds(step.send))
-    return StageTime(durations, rounds, busy, compute, streamed, *(take(q, step.at) for q in last))
+    update = take(end.total_seconds, step.at)
+    durations = {}
+    for name, times in rounds.items():
+        nodes = step.actions[name]
+        m = fold(nodes, cost, known, bodies)
+        ends = end_of_compute(m)
+        waits = np.maximum(take(ends - m.compute_seconds - m.blocking_seconds, step.at), 0.0)
+        if KINDS[name].last and (stop := sent(nodes)) < len(nodes):
+            whole = m.then(end)
+            ends = end_of_compute(fold(nodes[:stop], cost, known, bodies))
+            update = np.where(times > 0, take(whole.total_seconds - ends, step.at), update)
+        durations[name] = take(ends, step.at)
+        busy = busy + times * durations[name]
+        compute = compute + times * take(m.compute_seconds, step.at)
+        streamed = streamed + times * waits
+    last = (end.compute_seconds, cost.collective_seconds(step.send))
+    return StageTime(durations, rounds, busy, compute, streamed, update, *(take(q, step.at) for q in last))
 
 
 def end_of_compute(m: TimeMap) -> Quantity:
@@ -172,33 +189,39 @@ class Bound:
 
     durations: dict[str, Quantity]
     rounds: dict[str, Quantity]
-    optimizer_seconds: Quantity
+    after_seconds: Quantity  # the last backward has sent: reductions that go on, and the update
     send_seconds: Quantity
 
 
 def stage_bound(step: Step, cost: Cost, bodies: Cost, known: Once[Totals]) -> Bound:
     """As `stage_time`, by sums alone. `bodies` is the cost in the space of the bodies."""
     rounds = step.rounds
-    seconds = {name: totals(step.actions[name], cost, bodies, known).bound for name in rounds}
-    optimizer = totals(step.optimizer, cost, bodies, known).compute
-    send = cost.collective_seconds(step.send)
-    return Bound(
-        {n: take(s, step.at) for n, s in seconds.items()}, rounds, take(optimizer, step.at), take(send, step.at)
-    )
+    durations = {}
+    update = take(totals(step.optimizer, cost, bodies, known).compute, step.at)
+    after: Any = update
+    for name, times in rounds.items():
+        nodes = step.actions[name]
+        whole = totals(nodes, cost, bodies, known)
+        least = whole.bound
+        if KINDS[name].last and sent(nodes) < len(nodes):
+            least = whole.compute
+            after = np.where(times > 0, update + take(whole.bound - least, step.at), after)
+        durations[name] = take(least, step.at)
+    return Bound(durations, rounds, after, take(cost.collective_seconds(step.send), step.at))
 
 
 def bound(schedule: str, num_microbatches: Any, pp: np.ndarray, stages: Bound) -> np.ndarray:
     """[n] seconds that no exact step of n layouts is below. Entries are ordered by layout, `pp[i]` stages of layout i
     in order.
 
-    The pipeline's bound, and after it at least the shortest optimizer.
+    That of the pipeline (`schedule.lower_bound`).
     """
     n, rows = len(pp), int(pp.max())
     layout = np.repeat(np.arange(n), pp)
     stage = np.arange(len(layout)) - np.repeat(np.cumsum(pp) - pp, pp)
 
-    def table(q: Any, fill: float = 0.0) -> np.ndarray:
-        out = np.full((rows, n), fill)
+    def table(q: Any) -> np.ndarray:
+        out = np.zeros((rows, n))
         out[stage, layout] = q
         return out
 
@@ -212,7 +235,7 @@ def bound(schedule: str, num_microbatches: Any, pp: np.ndarray, stages: Bound) -
         least[kind.direction] = np.where(times > 0, np.minimum(so_far, seconds), so_far)
         if kind.last:
             last = np.where(times > 0, seconds, last)
-    low = lower_bound(
+    return lower_bound(
         schedule,
         num_microbatches,
         busy=table(busy),
@@ -220,8 +243,7 @@ def bound(schedule: str, num_microbatches: Any, pp: np.ndarray, stages: Bound) -
         last_backward=table(last),
         least_forward=table(least["forward"]),
         least_backward=table(least["backward"]),
+        after=table(stages.after_seconds),
         send_seconds=table(stages.send_seconds).max(axis=0),
         pp=pp,
     )
-    shortest: np.ndarray = table(stages.optimizer_seconds, np.inf).min(axis=0)
-    return np.asarray(low + shortest)

@@ -64,6 +64,8 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         step_keeps_logits=True,
         rope_in_forward=False,
         stage_keeps_buffers=True,
+        # DDP's hook at the end of backward waits for its buckets (reducer.cpp: finalize_backward).
+        sends_after_reductions=structure.zero != 3,
         units="root",
         root_reshards=True,
         bucket_bytes=(2**20, 25 * 2**20),  # `bucket_cap_mb` would be both

@@ -16,7 +16,7 @@ from nanum.arrays import most, take
 from nanum.conventions import Conventions
 from nanum.layout import Layout, Structure
 from nanum.parallel.chain import Chain, Half
-from nanum.program import PIPELINE_STREAM, Collective, Held, Node, Repeat
+from nanum.program import PIPELINE_STREAM, Collective, Held, Node, Repeat, Wait
 from nanum.schedule import KINDS, WARMUP, runs
 
 LOSS_BYTES = 4
@@ -324,7 +324,15 @@ def _backward(
     if half != "input" and conventions.stage_keeps_buffers:
         end.append(Held("activations", size * (stage.onward + stage.hands_on)))
         end.append(Held("activations", size * (stage.back + stage.takes) * chain.keeps_input))
-    return [*begin, *nodes, *end]
+    waits: list[Node] = []
+    if not conventions.sends_after_reductions:
+        # The gradient of the input is on its way before the stage waits for what it reduces.
+        last = len(nodes)
+        while last and isinstance(nodes[last - 1], Wait | Held):
+            last -= 1
+        waits = [node for node in nodes[last:] if isinstance(node, Wait)]
+        nodes = [*nodes[:last], *(node for node in nodes[last:] if not isinstance(node, Wait))]
+    return [*begin, *nodes, *end, *waits]
 
 
 def _sends_last(conventions: Conventions, structure: Structure) -> bool:

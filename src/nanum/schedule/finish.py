@@ -118,30 +118,33 @@ def lower_bound(
     last_backward: ArrayLike,
     least_forward: ArrayLike,
     least_backward: ArrayLike,
+    after: ArrayLike = 0.0,
     send_seconds: ArrayLike = 0.0,
     pp: Size | None = None,
 ) -> Seconds:
     """[n] seconds that no exact time is below; equal to it where stages are alike and sends are free.
 
-    All are [pp, n]: what each stage works in a step, its first forward and its last backward as they are there, and its
-    shortest forward and backward. `send_seconds` is [n]; `num_microbatches` may be [n], and so may `pp`: where it is
-    given, only the first `pp` rows of a layout are stages.
+    All are [pp, n]: what each stage works in a step, its first forward and its last backward as they are there, its
+    shortest forward and backward, and what it does `after` its last backward, when the stage before has what it sends.
+    `send_seconds` is [n]; `num_microbatches` may be [n], and so may `pp`: where it is given, only the first `pp` rows
+    of a layout are stages.
 
     Proof. Let m be num_microbatches, s the send, and i any stage. Its first action is F(0), which came through the
     stages j < i: it starts no sooner than head = sum of F_j(0) + s over j < i. Its last action is B(m-1), which must
-    still go back through them: the step ends no sooner than tail = sum of B_j(m-1) + s over j < i after it. So head +
-    middle + tail bounds the step, with either middle: (a) the stage works all its forwards and backwards, one at a
-    time: its busy time; (b) B(x) ends no sooner than trip = 2 s (stages after i) + sum of F_j + B_j over j >= i after
-    F(x) starts. With w forwards of warm-up, the stage's order has F(x+d) after B(x), d = w + 1. Write m - 1 = q d + r.
-    For any a <= r, F(0) .. F(a-1), then F(a) to B(a), F(a+d) to B(a+d), .., F(a+qd) to B(a+qd), then B(a+qd+1) ..
-    B(m-1), follow one another: a F_i + (q+1) trip + (r-a) B_i. The better of a = 0 and a = r is (q+1) trip + r max(F_i,
-    B_i). (Where w = m, q = 0, and no F(x+d) is used.) In (b) the shortest F and B are counted.
+    still go back through them: the first stage has it no sooner than tail = sum of B_j(m-1) + s over j < i after it. So
+    both head + middle + tail + after_0 and head + middle + after_i bound the step, with either middle: (a) the stage
+    works all its forwards and backwards, one at a time: its busy time; (b) B(x) ends no sooner than trip = 2 s (stages
+    after i) + sum of F_j + B_j over j >= i after F(x) starts. With w forwards of warm-up, the stage's order has F(x+d)
+    after B(x), d = w + 1. Write m - 1 = q d + r. For any a <= r, F(0) .. F(a-1), then F(a) to B(a), F(a+d) to B(a+d),
+    .., F(a+qd) to B(a+qd), then B(a+qd+1) .. B(m-1), follow one another: a F_i + (q+1) trip + (r-a) B_i. The better of
+    a = 0 and a = r is (q+1) trip + r max(F_i, B_i). (Where w = m, q = 0, and no F(x+d) is used.) In (b) the shortest F
+    and B are counted.
 
     Raises:
         ValueError: the schedule is unknown.
     """
-    given = (busy, first_forward, last_backward, least_forward, least_backward)
-    working, first, last, forward, backward, sent = np.broadcast_arrays(
+    given = (busy, first_forward, last_backward, least_forward, least_backward, after)
+    working, first, last, forward, backward, rest_of, sent = np.broadcast_arrays(
         *(np.asarray(q, np.float64) for q in given), np.asarray(send_seconds, np.float64)
     )
     send = sent[0]
@@ -150,13 +153,14 @@ def lower_bound(
     stages = np.broadcast_to(np.asarray(rows if pp is None else pp), send.shape)
     m = np.asarray(num_microbatches)
     exists = stage < stages
-    ends = np.cumsum(first + last, axis=0) - (first + last) + 2 * send * stage  # head + tail
+    head, tail = (np.cumsum(pass_, axis=0) - pass_ + send * stage for pass_ in (first, last))
     below = np.where(exists, forward + backward, 0.0)
     trip = np.cumsum(below[::-1], axis=0)[::-1] + 2 * send * (stages - 1 - stage)
     depth = np.maximum(warmup(schedule, stages, stage, m), 0) + 1
     rounds, rest = np.divmod(m - 1, depth)
     waiting = (rounds + 1) * trip + rest * np.maximum(forward, backward)
-    bound: Seconds = np.where(exists, ends + np.maximum(working, waiting), -np.inf).max(axis=0)
+    ends = head + np.maximum(working, waiting) + np.maximum(tail + rest_of[0], rest_of)
+    bound: Seconds = np.where(exists, ends, -np.inf).max(axis=0)
     return bound
 
 
