@@ -115,7 +115,7 @@ def test_attention_is_read_by_direction_and_the_optimizer_by_its_bytes():
     asked = cost(attention=grids, optimizer={"fp32": grid(["bytes"], [[100]], [5.0])})
 
     def attention(phase):
-        return Compute("attention", phase, 1e9, 1000, "bf16", (4, 128, 64), attention=True)
+        return Compute("attention", phase, 1e9, 1000, "bf16", (4, 128, 64), attention="flash")
 
     phases = ("forward", "backward", "recompute")
     assert [float(asked.compute_seconds(attention(p))) for p in phases] == pytest.approx([1, 3, 1])

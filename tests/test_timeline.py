@@ -26,10 +26,13 @@ class Told:
     def collective_seconds(self, node):
         return node.payload_bytes * (node.calls > 0)
 
+    def host_seconds(self, node):
+        return 0.0
+
     def stream(self, node):
         return node.stream
 
-    streamed_seconds = collective_seconds
+    streamed_seconds = blocking_seconds = collective_seconds
 
     def stolen_seconds(self, node):
         return 0.0

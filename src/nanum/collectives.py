@@ -50,16 +50,20 @@ def ring_steps(kind: str, group_size: Size) -> Size:
     raise ValueError(f"{kind} is not a collective: {', '.join(KINDS)}")
 
 
-def tree_steps(kind: str, group_size: Size) -> Size:
-    """Hops that follow one another where a message goes through a tree of ranks: its depth, once for each pass.
+def node_steps(kind: str, nodes: Size) -> Size:
+    """Hops between nodes that follow one another: of an all-reduce the depth of a tree, once up and once down, of
+    gathers and scatters all nodes of a ring.
 
-    NCCL's trees for all-reduce (since 2.4) and its PAT for gathers and scatters (since 2.23) both have this depth.
+    NCCL has trees for all-reduce (since 2.4), and for gathers and scatters only where each node has one rank (PAT,
+    since 2.23). An all-to-all's messages go straight, and are many; it is taken to pay for as many as a tree is deep.
 
     Raises:
         ValueError: the kind is not one of `KINDS`.
     """
     if kind in ("send", "permute"):
-        return 1 * (group_size > 1)
+        return 1 * (nodes > 1)
+    if kind in ("all_gather", "reduce_scatter", "broadcast"):
+        return nodes - 1
     if kind in KINDS:
-        return PASSES.get(kind, 1) * np.ceil(np.log2(group_size)).astype(int)
+        return PASSES.get(kind, 1) * np.ceil(np.log2(nodes)).astype(int)
     raise ValueError(f"{kind} is not a collective: {', '.join(KINDS)}")

@@ -147,6 +147,9 @@ class Conventions:
     prefetches_units: bool = False  # backward gathers the whole next unit ahead; else of several groups the last alone
     ring_overlaps: bool = False  # a ring's exchanges run beside its attention (Transformer Engine), or are waited for
     ring_gathers: bool = True  # a ring's keys and values come by one gather, or are passed on rank by rank
+    attention_library: Literal["flash", "cudnn", "triton"] = (
+        "flash"  # FlashAttention 2, cuDNN's (Transformer Engine's choice), or FlashAttention 1 in Triton
+    )
     cpu_attention: bool = False  # PyTorch's flash kernel of CPUs: it has scratch, and wants a mask of gathered keys
     reduce_copies: bool = False  # gloo reduces a copy of what it scatters
     gather_copies: bool = False  # and gathers into a buffer of its own, which it copies out of
@@ -157,6 +160,10 @@ class Conventions:
     syncs_last: bool = False  # gradients are reduced over data ranks in the last micro-batch alone, pipelined or not
     reduces_whole: bool = False  # a flat dim's gradients are all-reduced over ZeRO's ranks, which update but a share
     buckets: Buckets = Buckets()
+    reduces_beside: bool = True  # do Megatron's buckets, and ZeRO-3's weights, travel beside the passes?
+    tp_behind: bool = False  # are tensor parallelism's gathers and scatters cut into pieces, beside their products?
+    ep_behind: bool = False  # do experts' exchanges run beside the compute of another micro-batch?
+    experts_apart: bool = False  # is each expert's product launched apart (Transformer Engine), or all as one?
     slots_sorted: bool = False  # slots that arrive are copied in the experts' order, and back before they are returned
     bucket_elements: int = 0  # of a flat buffer: 0 is one exchange a unit
     bucket_bytes: tuple[int, int] = (0, 0)  # of DDP: what closes the first bucket, and what the others

@@ -15,6 +15,8 @@ import numpy as np
 Quantity = Any  # int | float | np.ndarray: one number, or one for each of many layouts
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 Operands = Literal["nt", "nn", "tn", "tt"]
+Library = Literal["", "flash", "cudnn", "triton"]
+Behind = Literal["", "product", "batch"]
 Category = Literal["params", "grads", "optimizer_states", "activations", "buffers"]
 
 
@@ -31,8 +33,9 @@ PIPELINE_STREAM = "pipeline"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Compute:
-    """One kernel. `bytes_moved` are read and written. `shape` is (m, n, k) of a matmul, (rows, sequence, head) of flash
-    attention, where a row is a head of a sequence, and () of anything else.
+    """One kernel, or `launches` of them. `bytes_moved` are read and written. `shape` is (m, n, k) of a matmul, where a
+    batch of `products` counts as one that is as many times as tall, (rows, sequence, head) of flash attention, where a
+    row is a head of a sequence, and () of anything else.
     """
 
     name: str
@@ -41,10 +44,12 @@ class Compute:
     bytes_moved: Quantity
     dtype: str
     shape: tuple[Quantity, ...] = ()
-    attention: bool = False  # a flash kernel: no matmul of one shape, and not bound by memory
+    attention: Library = ""  # whose flash kernel: no matmul of one shape, and not bound by memory
     operands: Operands = "nt"  # of a matmul: how they lie in memory
     tensors: Quantity = 0  # parameters that an optimizer goes over, one by one
     sharded: bool = False  # are they DTensors?
+    products: Quantity = 1
+    launches: Quantity = 1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -54,7 +59,9 @@ class Collective:
     `payload_bytes` is by the nccl-tests convention of its kind (the whole padded buffer of a gather or a scatter);
     `wire_bytes` is what one rank sends by a ring. A group of one rank has no calls and no bytes. Bytes without calls go
     along in buckets whose calls are counted elsewhere. `stream` names the communication stream it runs on beside the
-    compute (it is then started here, and awaited by a `Wait`); None means that the compute waits at once.
+    compute (it is then started here, and awaited by a `Wait`); None means that the compute waits at once. Where such an
+    exchange is cut into as many pieces as there are ranks, each exchanged while the `product` that it belongs to is at
+    work on another, or runs beside the compute of another micro-`batch`, it is `behind` that.
     """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, permute, send
@@ -68,6 +75,7 @@ class Collective:
     wire_bytes: Quantity
     stream: str | None = None
     ticket: str = ""  # names what a Wait waits for
+    behind: Behind = ""
 
     def times(self, share: Quantity, take: Callable[[Quantity], Quantity] = lambda q: q) -> Collective:
         """That `share` of it (0 or 1, or how often), its quantities taken to another space before."""
@@ -92,7 +100,7 @@ class Collective:
         """The same exchange, or that `share` (0 or 1) of it, on a stream."""
         return Collective(
             self.kind, self.axes, phase, self.what, self.dtype, self.group_size,
-            self.calls * share, self.payload_bytes * share, self.wire_bytes * share, stream, ticket,
+            self.calls * share, self.payload_bytes * share, self.wire_bytes * share, stream, ticket, self.behind,
         )  # fmt: skip
 
 

@@ -9,17 +9,15 @@ both; where such exchanges were measured, that is put right by how far it was of
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
+from nanum.account.coefficients import Coefficients, coefficients
 from nanum.account.exchanges import Corrections, modelled
 from nanum.account.grids import Grids, said_of
+from nanum.account.placement import Placement, place
 from nanum.cluster import Cluster, Link
 from nanum.cluster import Quantity as Stated
 from nanum.layout import EXPERT_AXES, Layout
@@ -29,6 +27,9 @@ from nanum.units import MIB
 TILE_AREA = 128 * 256  # the output tile that `matmul.tile` was fitted with
 
 
+ALIGNED = 8
+"""Elements of half precision in the 16 bytes that tensor cores want operands aligned to (NVIDIA, Matrix Multiplication
+Background: Requirements To Use Tensor Cores; cuBLAS since 11 only prefers it, but not for batches)."""
 BUCKET_BYTES = 25 * MIB
 """Of the call that bytes without one of their own go along with: PyTorch's DDP closes a bucket there."""
 
@@ -38,95 +39,6 @@ def _host_work(node: Collective) -> str:
     if node.stream is None:
         return "redistribution" if "tp" in node.axes else ""
     return {DATA_STREAM: "unit", REDUCER_STREAM: "bucket"}.get(node.stream, "")
-
-
-@dataclass(frozen=True)
-class Family:
-    """What chips of one kind reach: `matmul` is typical over best, attention is causal FLOPs over the peak."""
-
-    name: str
-    chips: tuple[str, ...]
-    matmul: Stated
-    attention_forward: Stated
-    attention_backward: Stated
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """The numbers of `data/measured/cost.toml`."""
-
-    matmul_depth: Stated
-    matmul_tile: Stated
-    matmul_sustained: Stated
-    matmul_best_fraction: Stated
-    attention_sustained: Stated
-    memory_efficiency: Stated
-    launch_seconds: Stated
-    families: tuple[Family, ...]
-
-    def family(self, chip: str) -> Family:
-        """The family that lists this chip, or the first where none does."""
-        return next((family for family in self.families if chip in family.chips), self.families[0])
-
-
-@cache
-def coefficients() -> Coefficients:
-    """The coefficients that the package ships."""
-    table: dict[str, Any] = tomllib.loads((files("nanum") / "data/measured/cost.toml").read_text("utf-8"))
-    families = tuple(
-        Family(
-            name=entry["name"],
-            chips=tuple(entry["chips"]),
-            matmul=Stated(**entry["matmul"]),
-            attention_forward=Stated(**entry["attention_forward"]),
-            attention_backward=Stated(**entry["attention_backward"]),
-        )
-        for entry in table["family"]
-    )
-    return Coefficients(
-        matmul_depth=Stated(**table["matmul"]["depth"]),
-        matmul_tile=Stated(**table["matmul"]["tile"]),
-        matmul_sustained=Stated(**table["matmul"]["sustained"]),
-        matmul_best_fraction=Stated(**table["matmul"]["best_fraction"]),
-        attention_sustained=Stated(**table["attention"]["sustained"]),
-        memory_efficiency=Stated(**table["memory"]["efficiency"]),
-        launch_seconds=Stated(**table["launch"]["seconds"]),
-        families=families,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Placement:
-    """Where a group sits: on `nodes` nodes, `members` of its ranks on each."""
-
-    members: Quantity
-    nodes: Quantity
-
-
-def place(runs: Sequence[tuple[Quantity, Quantity]], gpus_per_node: int, world: Quantity) -> Placement:
-    """Where the ranks 0 + sum of i * stride sit, for `runs` of (stride, size), outermost first.
-
-    `members` counts exactly those that share a node with rank 0, whose node is never less full than another. A stride
-    is at least the extent of the runs inside it, so offsets grow in the order of their coordinates, and the count is
-    read off digit by digit. `nodes` is what a group spans if every node holds that many. Where groups fit a node but do
-    not tile it, one of them straddles two; the slowest sets the pace, so all are taken to have one rank on each side.
-    """
-    size: Quantity = 1
-    period: Quantity = 1
-    for stride, count in runs:
-        size = size * count
-        period = np.maximum(period, stride * count * (count > 1))
-    room: Quantity = gpus_per_node - 1
-    inside, members, still = size, 0, 1  # `still` is 1 while the edge of the node cuts through the block being counted
-    for stride, count in runs:
-        inside = inside // count
-        whole = room // stride
-        members = members + still * inside * np.minimum(whole, count)
-        room, still = room - whole * stride, still * (whole < count)
-    members = members + still
-    nodes = -(-size // members)
-    straddles = (size > 1) & (nodes == 1) & (world > gpus_per_node) & (gpus_per_node % period != 0)
-    return Placement(np.where(straddles, 1, members), np.where(straddles, 2, nodes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,16 +101,27 @@ class Cost:
     def _modelled_seconds(self, node: Compute) -> Quantity:
         known, chip = self.coefficients, self.cluster.chip
         self._stood_in.update(("memory", *(["attention"] if node.attention else ["matmul"] if node.shape else [])))
-        seconds = node.bytes_moved / (chip.memory_bytes_per_second.value * known.memory_efficiency.value)
+        seconds = node.bytes_moved / (chip.memory_bytes_per_second.value * known.fitted.memory.value)
         if node.attention:
             direction = "backward" if node.phase == "backward" else "forward"
-            seconds = np.maximum(node.flops / self._rate(node.dtype)[direction], seconds)
+            seconds = np.maximum(node.flops / self._rate(node.dtype)[f"{node.attention} {direction}"], seconds)
         elif node.shape:
             k = node.shape[2]
-            unfilled = 2 * known.matmul_tile.value * chip.multiprocessors.value * TILE_AREA * k
-            busy = (node.flops + unfilled) * (1 + known.matmul_depth.value / k) / self._rate(node.dtype)["matmul"]
+            unfilled = 2 * known.matmul_tile.value * chip.multiprocessors.value * TILE_AREA * k * node.launches
+            busy = (node.flops + unfilled) * (1 + known.matmul_depth.value / k) / self._matmul_rate(node)
             seconds = np.maximum(busy, seconds)
         return np.maximum(seconds, known.launch_seconds.value)
+
+    def _matmul_rate(self, node: Compute) -> Quantity:
+        """FLOPs a second of an endless matmul. A batch of products of half precision, one of whose sizes is no multiple
+        of `ALIGNED`, has kernels without tensor cores: the rate of fp32's.
+        """
+        rate = self._rate(node.dtype)["matmul"]
+        if node.dtype not in ("bf16", "fp16") or "fp32" not in self.cluster.chip.peak_flops_per_second:
+            return rate
+        m, n, k = node.shape
+        odd = ((m // node.products) % ALIGNED > 0) | (n % ALIGNED > 0) | (k % ALIGNED > 0)
+        return np.where((node.products > 1) & odd, self._rate("fp32")["matmul"], rate) if np.any(odd) else rate
 
     def _rate(self, dtype: str) -> dict[str, float]:
         """FLOPs a second of an endless matmul and of attention forward and backward."""
@@ -209,13 +132,28 @@ class Cost:
                 raise ValueError(f"chip {chip.name} states no FLOPs a second for {dtype}")
             top = best.value if best else peak.value * known.matmul_best_fraction.value  # type: ignore[union-attr]
             ceiling = peak.value if peak else top
-            family, attention = known.family(chip.name), known.attention_sustained.value
+            family, fitted = known.family(chip.name), known.fitted
+            attention, typical = fitted.attention.value, family.matmul or fitted.matmul_untabled
+            own = fitted.matmul_fp8.value if dtype == "fp8" else 1.0
             self._rates[dtype] = {
-                "matmul": top * family.matmul.value * known.matmul_sustained.value,
-                "forward": ceiling * family.attention_forward.value * attention,
-                "backward": ceiling * family.attention_backward.value * attention,
+                "matmul": top * typical.value * fitted.matmul.value * own,
+                "flash forward": ceiling * family.attention_forward.value * attention,
+                "flash backward": ceiling * family.attention_backward.value * attention,
+                "triton forward": ceiling * family.triton_forward.value * attention,
+                "triton backward": ceiling * family.triton_backward.value * attention,
+                "cudnn forward": ceiling * family.cudnn_forward.value * attention,
+                "cudnn backward": ceiling * family.cudnn_backward.value * attention,
             }
         return self._rates[dtype]
+
+    def host_seconds(self, node: Compute) -> Quantity:
+        """Seconds of the host to launch an operation, and from within it further kernels; a device that is its own host
+        has them in the kernel's.
+        """
+        if not self.cluster.measured.streams:
+            return 0.0
+        further = (node.launches - 1) * self.coefficients.launch_seconds.value
+        return ((node.flops > 0) | (node.bytes_moved > 0)) * (self.coefficients.fitted.host_seconds.value + further)
 
     # Exchanges.
 
@@ -282,14 +220,24 @@ class Cost:
         nodes = np.minimum(where.nodes, size)
         members = np.minimum(where.members, -(-size // nodes))
         seconds = modelled(self.cluster, node.kind, node.payload_bytes, node.calls, members, nodes, size)
-        if not self.cluster.measured:
-            return seconds
+        fitted = self.coefficients.fitted
+        usual = 1 / fitted.intra_node.value, 1 / fitted.inter_node.value
         bucket = (node.calls == 0) * (node.payload_bytes > 0)
         of_call = np.where(bucket, BUCKET_BYTES, node.payload_bytes / np.maximum(node.calls, 1))
         host = self._grids.host_seconds(_host_work(node))
-        return seconds * self._corrections.factor(node.kind, of_call, size, nodes) + node.calls * host
+        return seconds * self._corrections.factor(node.kind, of_call, size, nodes, *usual) + node.calls * host
 
     # Beside each other.
+
+    def blocking_seconds(self, node: Collective) -> Quantity:
+        """Of an exchange that the compute waits for at once, the seconds that it really waits: all, or the first piece
+        of as many as there are ranks, or none; and what compute loses beside the rest.
+        """
+        seconds = self.collective_seconds(node)
+        if not node.behind:
+            return seconds
+        seen = 1 / np.maximum(node.group_size, 1) if node.behind == "product" else 0.0
+        return seconds * (seen + (1 - seen) * self.coefficients.fitted.beside.value)
 
     def stream(self, node: Collective) -> str | None:
         """The stream that an exchange runs on here. A device without streams of its own waits for what an engine puts
@@ -309,8 +257,11 @@ class Cost:
         times as long beside an exchange.
         """
         beside = self.cluster.measured.beside
-        if beside is None or node.stream not in AWAITED_STREAMS:
+        if node.stream not in AWAITED_STREAMS:
             return 0.0
+        if beside is None:
+            share = 0.0 if self.cluster.measured else self.coefficients.fitted.beside.value
+            return self.streamed_seconds(node) * share
         return self.streamed_seconds(node) * max(0.0, 1.0 - 1.0 / beside.compute.value)
 
     # What it rests on.
@@ -342,7 +293,7 @@ class Cost:
 
     def _coefficients_used(self) -> list[tuple[str, Stated, str]]:
         known, chip = self.coefficients, self.cluster.chip
-        family = known.family(chip.name)
+        family, fitted = known.family(chip.name), known.fitted
         stated = []
         for dtype in self._rates:
             best = chip.best_flops_per_second.get(dtype)
@@ -352,21 +303,24 @@ class Cost:
                 stated.append((f"{chip.name} best measured matmul, {dtype}", best, "flops_per_second"))
             else:
                 stated.append((f"best matmul over peak, {dtype}", known.matmul_best_fraction, "ratio"))
+            if dtype == "fp8":
+                stated.append(("fp8 matmul over bf16's, each over its best", fitted.matmul_fp8, "ratio"))
         of = {
             "matmul": [
                 ("matmul depth, in elements of k", known.matmul_depth, "count"),
                 ("matmul tile, in tiles of each multiprocessor", known.matmul_tile, "count"),
-                ("matmul in a step over alone", known.matmul_sustained, "ratio"),
-                (f"matmul typical over best, {family.name} family", family.matmul, "ratio"),
+                ("matmul in a step over alone", fitted.matmul, "ratio"),
+                (f"matmul typical over best, {family.name} family", family.matmul or fitted.matmul_untabled, "ratio"),
             ],
             "attention": [
                 (f"attention forward over peak, {family.name} family", family.attention_forward, "ratio"),
                 (f"attention backward over peak, {family.name} family", family.attention_backward, "ratio"),
-                ("attention in a step over alone", known.attention_sustained, "ratio"),
+                ("attention in a step over alone", fitted.attention, "ratio"),
             ],
             "memory": [
-                ("memory bandwidth over its peak", known.memory_efficiency, "ratio"),
+                ("memory bandwidth over its peak", fitted.memory, "ratio"),
                 ("shortest kernel", known.launch_seconds, "seconds"),
+                ("host's launch of an operation", fitted.host_seconds, "seconds"),
             ],
         }
         used = self._stood_in if self.cluster.measured.kernels else of

@@ -9,7 +9,7 @@ import numpy as np
 
 from nanum.cluster import Cluster, Link
 from nanum.cluster.measured import Exchange, Grid
-from nanum.collectives import ring_steps, tree_steps, wire_bytes
+from nanum.collectives import node_steps, ring_steps, wire_bytes
 from nanum.program import Quantity
 
 NEIGHBOUR = ("send", "permute")
@@ -27,14 +27,15 @@ def modelled(
 
     Alpha-beta by tier. Across nodes a ring is hierarchical: each of a node's k ranks carries 1/k of what leaves the
     node, while the ranks of the node share theirs over the inner link; both run at once (NCCL's channels do). Small
-    messages go round the ring of a node and through a tree of nodes. An all-to-all sends each piece straight to its
-    rank.
+    messages of an all-reduce go round the ring of a node and through a tree of nodes, those of a gather or a scatter
+    round the ring of all ranks (NCCL's own model of its latency: graph/tuning.cc). An all-to-all sends each piece
+    straight to its rank.
 
     Raises:
         ValueError: the kind is unknown.
     """
     inner, outer = cluster.intra_node, cluster.inter_node
-    hops_within, hops_between = ring_steps(kind, members), tree_steps(kind, nodes)
+    hops_within, hops_between = ring_steps(kind, members), node_steps(kind, nodes)
     within, between = wire_bytes(kind, payload, members), wire_bytes(kind, payload, nodes)
     if kind == "all_to_all":
         within, between = payload * (members - 1) / size, payload * (size - members) / size
@@ -42,6 +43,8 @@ def modelled(
         within, hops_within = within * (nodes == 1), hops_within * (nodes == 1)
     else:
         between = between / members
+        if kind in ("all_gather", "reduce_scatter", "broadcast"):
+            hops_within = size - nodes
     one_way = np.maximum(within / _bandwidth(inner), between / _bandwidth(outer))
     latency = hops_within * inner.latency_seconds.value + hops_between * outer.latency_seconds.value
     return calls * latency + one_way
@@ -64,21 +67,21 @@ class Corrections:
     used: dict[str, Grid] = field(default_factory=dict)  # by what a person calls it
     _ratios: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
-    def factor(self, kind: str, bytes_of_call: Quantity, size: Quantity, nodes: Quantity) -> Quantity:
-        """What `modelled` is to be multiplied by; 1 where nothing of the kind was measured."""
+    def factor(
+        self, kind: str, bytes_of_call: Quantity, size: Quantity, nodes: Quantity, inside: Quantity, outside: Quantity
+    ) -> Quantity:
+        """What `modelled` is to be multiplied by: `inside` a node, or across nodes (`outside`), where nothing of the
+        kind was measured.
+        """
         here = [e for e in self.cluster.measured.exchanges if e.kind == MEASURED_AS.get(kind, kind)]
-        if not here:
-            return 1.0
-        within = [e for e in here if e.nodes == 1]
-        across = [e for e in here if e.nodes > 1]
-        inside = self._over_ranks(within, bytes_of_call, size) if np.any(nodes == 1) else 1.0
-        outside = self._over_ranks(across, bytes_of_call, size) if np.any(nodes > 1) else 1.0
+        if (within := [e for e in here if e.nodes == 1]) and np.any(nodes == 1):
+            inside = self._over_ranks(within, bytes_of_call, size)
+        if (across := [e for e in here if e.nodes > 1]) and np.any(nodes > 1):
+            outside = self._over_ranks(across, bytes_of_call, size)
         return np.where(nodes > 1, outside, inside)
 
     def _over_ranks(self, measured: list[Exchange], bytes_of_call: Quantity, size: Quantity) -> Quantity:
         by_ranks = {e.ranks: e for e in sorted(measured, key=lambda e: (e.ranks, -e.nodes))}
-        if not by_ranks:
-            return 1.0
         logs = {ranks: self._log_ratio(e, bytes_of_call) for ranks, e in by_ranks.items()}
         smallest, *others = by_ranks
         total, below = logs[smallest], smallest

@@ -7,17 +7,17 @@ are reduced beside the passes that follow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from nanum.account.cost import Cost
-from nanum.account.step_time import Cut, parts, sent
+from nanum.account.step_time import Cut, kernels_seconds, parts, sent
 from nanum.account.timeline import COMPUTE, Clock, TimeMap, fold
 from nanum.once import Once
-from nanum.program import PIPELINE_STREAM, Collective, Node
+from nanum.program import PIPELINE_STREAM, Collective, Node, Quantity
 from nanum.schedule import Weights, finish_clocks, graph_of_turns
 
 
@@ -45,19 +45,26 @@ def rank_times(schedule: str, num_microbatches: int, chunks: int, ranks: Sequenc
     (which is what each rank works).
     """
     kinds, maps = _folded(ranks, cost)
-    send = float(cost.collective_seconds(ranks[0].send))
+    send = np.atleast_1d(np.asarray(cost.collective_seconds(ranks[0].send), np.float64))
+    compute, blocking = _rows(kernels_seconds(m) for m in maps), _rows(m.blocking_seconds for m in maps)
+    n = max(compute.shape[1], len(send))
+    matrices = _matrices(maps, n)[..., None, :].repeat(3, axis=3)
+    sends = np.stack([np.broadcast_to(each, n) for each in (send, 0.0 * send, send - np.inf)])
     graph = graph_of_turns(schedule, len(ranks), num_microbatches, chunks, ranks[0].weights)
-    sends = np.array([send, 0.0, -np.inf])
-    shown = finish_clocks(graph, kinds, _matrices(maps)[..., None].repeat(len(sends), axis=3), sends)
-    ends = shown.max(axis=1)  # what is started and never waited for counts as well
-    compute, blocking = (np.array([getattr(m, of) for m in maps]) for of in ("compute_seconds", "blocking_seconds"))
-    update = np.array([compute[of_rank[-1]] for of_rank in kinds])
-    worked = np.array([compute[of_rank[:-1]].sum() for of_rank in kinds])
-    blocked = np.array([blocking[of_rank].sum() for of_rank in kinds])
-    step, free = ends[:, 0].max(), ends[:, 1].max()
+    shown = finish_clocks(graph, kinds, matrices.reshape(*matrices.shape[:3], 3 * n), sends.ravel())
+    ends = shown.max(axis=1).reshape(len(ranks), 3, n)  # what is started and never waited for counts as well
+    update = np.stack([compute[of_rank[-1]] for of_rank in kinds])
+    worked = np.stack([compute[of_rank[:-1]].sum(axis=0) for of_rank in kinds])
+    blocked = np.stack([blocking[of_rank].sum(axis=0) for of_rank in kinds])
+    step, free = ends[:, 0].max(axis=0), ends[:, 1].max(axis=0)
     work = ends[:, 2]
-    cut = parts(*(np.asarray(q, np.float64)[..., None] for q in (step, free, work, worked, update)))
+    cut = parts(step, free, *(np.broadcast_to(q, (len(ranks), n)) for q in (work, worked, update)))
     return RankTimes(cut, np.maximum(work - worked - update - blocked, 0.0))
+
+
+def _rows(quantities: Iterable[Quantity]) -> np.ndarray:
+    """[maps, n] of one number or n in each."""
+    return np.stack(np.broadcast_arrays(*(np.atleast_1d(np.asarray(q, np.float64)) for q in quantities)))
 
 
 def _folded(ranks: Sequence[RankStep], cost: Cost) -> tuple[list[np.ndarray], list[TimeMap]]:
@@ -83,17 +90,19 @@ def _folded(ranks: Sequence[RankStep], cost: Cost) -> tuple[list[np.ndarray], li
     return kinds, maps
 
 
-def _matrices(maps: Sequence[TimeMap]) -> np.ndarray:
-    """[maps, clocks, clocks] seconds, the compute's clock first. Sends are the recurrence's: their stream has none."""
+def _clocks(maps: Sequence[TimeMap]) -> dict[Clock, int]:
+    """All clocks and their places, the compute's first. Sends are the recurrence's: their stream has none."""
     seen = dict.fromkeys([COMPUTE])
     for m in maps:
         for clock, row in m.rows.items():
             seen.update(dict.fromkeys([clock, *row]))
-    clocks: dict[Clock, int] = {}
-    for clock in seen:
-        if clock[:1] != (PIPELINE_STREAM,):
-            clocks[clock] = len(clocks)
-    found = np.full((len(maps), len(clocks), len(clocks)), -np.inf)
+    return {clock: i for i, clock in enumerate(c for c in seen if c[:1] != (PIPELINE_STREAM,))}
+
+
+def _matrices(maps: Sequence[TimeMap], n: int) -> np.ndarray:
+    """[maps, clocks, clocks, n] seconds."""
+    clocks = _clocks(maps)
+    found = np.full((len(maps), len(clocks), len(clocks), n), -np.inf)
     found[:, range(len(clocks)), range(len(clocks))] = 0.0  # what a turn does not touch keeps its time
     for i, m in enumerate(maps):
         for clock, row in m.rows.items():
@@ -102,4 +111,5 @@ def _matrices(maps: Sequence[TimeMap]) -> np.ndarray:
                 for start, seconds in row.items():
                     if start in clocks:
                         found[i, clocks[clock], clocks[start]] = seconds
+        found[i, 0, 0] = np.maximum(found[i, 0, 0], m.host_seconds)  # no sooner than all is launched
     return found

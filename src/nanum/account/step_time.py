@@ -86,27 +86,37 @@ def stage_time(step: Step, cost: Cost, known: Once[TimeMap] | None = None, bodie
     compute: Any = 0.0
     streamed: Any = 0.0
     end = fold(step.optimizer, cost, known, bodies)
-    update = take(end.total_seconds, step.at)
+    after = take(np.maximum(end.total_seconds, end.host_seconds), step.at)
     durations = {}
     for name, times in rounds.items():
         nodes = step.actions[name]
         m = fold(nodes, cost, known, bodies)
-        ends = end_of_compute(m)
-        waits = np.maximum(take(ends - m.compute_seconds - m.blocking_seconds, step.at), 0.0)
+        ends, waits = end_of_compute(m), end_of_streams(m) - m.compute_seconds - m.blocking_seconds
         if KINDS[name].last and (stop := sent(nodes)) < len(nodes):
-            whole = m.then(end)
-            ends = end_of_compute(fold(nodes[:stop], cost, known, bodies))
-            update = np.where(times > 0, take(whole.total_seconds - ends, step.at), update)
+            until = fold(nodes[:stop], cost, known, bodies)
+            ends = end_of_compute(until)
+            whole = np.maximum(m.then(end).total_seconds - end_of_streams(until), end.host_seconds)
+            after = np.where(times > 0, take(whole, step.at), after)
         durations[name] = take(ends, step.at)
         busy = busy + times * durations[name]
-        compute = compute + times * take(m.compute_seconds, step.at)
-        streamed = streamed + times * waits
-    last = (end.compute_seconds, cost.collective_seconds(step.send))
-    return StageTime(durations, rounds, busy, compute, streamed, update, *(take(q, step.at) for q in last))
+        compute = compute + times * take(kernels_seconds(m), step.at)
+        streamed = streamed + times * np.maximum(take(waits, step.at), 0.0)
+    last = (kernels_seconds(end), cost.collective_seconds(step.send))
+    return StageTime(durations, rounds, busy, compute, streamed, after, *(take(q, step.at) for q in last))
+
+
+def kernels_seconds(m: TimeMap) -> Quantity:
+    """Of kernels; or of the host, where it takes longer to launch them and the device waits for it."""
+    return np.maximum(m.compute_seconds, m.host_seconds - m.blocking_seconds)
 
 
 def end_of_compute(m: TimeMap) -> Quantity:
-    """When the compute is done, all clocks having begun at 0."""
+    """When the compute is done, all clocks having begun at 0, the host's too: no sooner than all is launched."""
+    return np.maximum(end_of_streams(m), m.host_seconds)
+
+
+def end_of_streams(m: TimeMap) -> Quantity:
+    """The same, were launches free."""
     latest: Quantity = 0.0
     for seconds in m.rows.get(COMPUTE, {}).values():
         latest = np.maximum(latest, seconds)
@@ -197,14 +207,14 @@ def stage_bound(step: Step, cost: Cost, bodies: Cost, known: Once[Totals]) -> Bo
     """As `stage_time`, by sums alone. `bodies` is the cost in the space of the bodies."""
     rounds = step.rounds
     durations = {}
-    update = take(totals(step.optimizer, cost, bodies, known).compute, step.at)
+    update = take(totals(step.optimizer, cost, bodies, known).least, step.at)
     after: Any = update
     for name, times in rounds.items():
         nodes = step.actions[name]
         whole = totals(nodes, cost, bodies, known)
         least = whole.bound
         if KINDS[name].last and sent(nodes) < len(nodes):
-            least = whole.compute
+            least = whole.least
             after = np.where(times > 0, update + take(whole.bound - least, step.at), after)
         durations[name] = take(least, step.at)
     return Bound(durations, rounds, after, take(cost.collective_seconds(step.send), step.at))

@@ -145,6 +145,7 @@ class TimeMap:
 
     rows: Map = field(default_factory=dict)
     compute_seconds: Quantity = 0.0
+    host_seconds: Quantity = 0.0  # of the host, to launch the kernels
     blocking_seconds: Quantity = 0.0  # of exchanges that the compute waits for at once
     stream_seconds: dict[str, Quantity] = field(default_factory=dict)  # of exchanges on each stream
 
@@ -156,6 +157,7 @@ class TimeMap:
         return TimeMap(
             _after(other.rows, self.rows),
             self.compute_seconds + other.compute_seconds,
+            self.host_seconds + other.host_seconds,
             self.blocking_seconds + other.blocking_seconds,
             streams,
         )
@@ -165,6 +167,7 @@ class TimeMap:
         return TimeMap(
             _power(self.rows, count),
             count * self.compute_seconds,
+            count * self.host_seconds,
             count * self.blocking_seconds,
             {stream: count * seconds for stream, seconds in self.stream_seconds.items()},
         )
@@ -178,6 +181,7 @@ class TimeMap:
         return TimeMap(
             {clock: spread[id(row)] for clock, row in self.rows.items()},
             _taken(self.compute_seconds, at),
+            _taken(self.host_seconds, at),
             _taken(self.blocking_seconds, at),
             {stream: _taken(seconds, at) for stream, seconds in self.stream_seconds.items()},
         )
@@ -220,7 +224,7 @@ def _folded(nodes: tuple[Node, ...], cost: Cost, known: Once[TimeMap], bodies: C
     run = _Run()
     for node in nodes:
         if isinstance(node, Compute):
-            run.compute(cost.compute_seconds(node))
+            run.compute(cost.compute_seconds(node), cost.host_seconds(node))
         elif isinstance(node, Collective):
             run.exchange(node, cost)
         elif isinstance(node, Wait):
@@ -282,17 +286,19 @@ class _Run:
         self.pending: Quantity = 0.0
         self.total = TimeMap()
         self.computed: Quantity = 0.0
+        self.hosted: Quantity = 0.0
         self.blocked: Quantity = 0.0
         self.streams: dict[str, Quantity] = {}
 
-    def compute(self, seconds: Quantity) -> None:
+    def compute(self, seconds: Quantity, host_seconds: Quantity) -> None:
         self.pending = self.pending + seconds
         self.computed = self.computed + seconds
+        self.hosted = self.hosted + host_seconds
 
     def exchange(self, node: Collective, cost: Cost) -> None:
         name = cost.stream(node)
         if name is None:
-            seconds = cost.collective_seconds(node)
+            seconds = cost.blocking_seconds(node)
             self.pending = self.pending + seconds
             self.blocked = self.blocked + seconds
             return
@@ -315,7 +321,7 @@ class _Run:
 
     def map(self) -> TimeMap:
         self._now()
-        return TimeMap(self.rows, self.computed, self.blocked, self.streams)
+        return TimeMap(self.rows, self.computed, self.hosted, self.blocked, self.streams)
 
     def _now(self) -> Row:
         """The compute's clock, up to date."""
@@ -350,7 +356,7 @@ def busy(nodes: Sequence[Node], cost: Cost) -> dict[Key, Busy]:
         if isinstance(node, Collective):
             seconds = cost.collective_seconds(node)
             key = Key(node.axes, node.kind, node.phase, node.what, node.dtype)
-            add(key, seconds, seconds if cost.stream(node) is None else 0.0)
+            add(key, seconds, cost.blocking_seconds(node) if cost.stream(node) is None else 0.0)
         elif isinstance(node, Repeat):
             for key, each in busy(node.body, _seen_by(node, cost)).items():
                 if node.at is not None:

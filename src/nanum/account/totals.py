@@ -21,10 +21,16 @@ from nanum.program import AWAITED_STREAMS, CONTEXT_STREAM, Collective, Compute, 
 class Totals:
     compute: Any = 0.0  # kernels, what streams steal of their time, and exchanges that the compute waits for at once
     streamed: Any = 0.0  # exchanges on the stream that is awaited, but for a ring's
+    host: Any = 0.0  # of the host, to launch the kernels
+
+    @property
+    def least(self) -> Any:
+        """No action is done before, whatever streams do."""
+        return most(self.compute, self.host)
 
     @property
     def bound(self) -> Any:
-        return most(self.compute, self.streamed)
+        return most(self.least, self.streamed)
 
 
 def totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Once[Totals]) -> Totals:
@@ -37,13 +43,15 @@ def totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Once[Totals
 def _totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Once[Totals]) -> Totals:
     compute: Any = 0.0
     streamed: Any = 0.0
+    host: Any = 0.0
     for node in nodes:
         if isinstance(node, Compute):
             compute = compute + cost.compute_seconds(node)
+            host = host + cost.host_seconds(node)
         elif isinstance(node, Collective):
             stream = cost.stream(node)
             if stream is None:
-                compute = compute + cost.collective_seconds(node)
+                compute = compute + cost.blocking_seconds(node)
             elif stream in AWAITED_STREAMS:
                 if stream != CONTEXT_STREAM:  # it runs beside the others: their sum would be no bound
                     streamed = streamed + cost.streamed_seconds(node)
@@ -52,7 +60,8 @@ def _totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Once[Total
             body = _round(node, cost, bodies, known)
             compute = compute + node.count * body.compute
             streamed = streamed + node.count * body.streamed
-    return Totals(compute, streamed)
+            host = host + node.count * body.host
+    return Totals(compute, streamed, host)
 
 
 def _round(node: Repeat, cost: Cost, bodies: Cost, known: Once[Totals]) -> Totals:
@@ -60,4 +69,5 @@ def _round(node: Repeat, cost: Cost, bodies: Cost, known: Once[Totals]) -> Total
     if node.at is None:
         return totals(node.body, cost, bodies, known)
     body = totals(node.body, bodies, bodies, known)
-    return known((body, node.at), lambda: Totals(take(body.compute, node.at), take(body.streamed, node.at)))
+    parts = (body.compute, body.streamed, body.host)
+    return known((body, node.at), lambda: Totals(*(take(q, node.at) for q in parts)))

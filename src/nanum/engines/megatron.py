@@ -103,6 +103,8 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         values_are_views=False,  # multi_latent_attention.py makes them contiguous
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
         ring_overlaps=True,  # --cp-comm-type p2p
+        attention_library="cudnn",
+        experts_apart=True,  # Transformer Engine's GroupedLinear: general_grouped_gemm, one cuBLAS call an expert
         slots_sorted=True,  # token_dispatcher.py: dispatch_postprocess, combine_preprocess
     )
 

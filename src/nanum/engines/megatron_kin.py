@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nanum.conventions import Conventions, Numerics
+from nanum.conventions import Conventions, Fused, Numerics
+from nanum.engines.deepspeed import DEEPSPEED
+from nanum.engines.deepspeed import conventions as deepspeed
 from nanum.engines.engine import Engine, weighed_layers, where_pipelined
 from nanum.engines.megatron import EQUAL_STAGES, MEGATRON, conventions
 from nanum.job import Job
@@ -44,7 +46,15 @@ def _of_2021(stated: Conventions, job: Job) -> Conventions:
     """Apex's fused norm and optimizer, and kernels that the JIT makes of bias, GELU and dropout; a loss of three
     reductions.
     """
-    return replace(stated, fused=frozenset({"norm", "activation", "optimizer"}), loss_reductions=3, stand_ins=False)
+    fused: frozenset[Fused] = frozenset({"norm", "activation", "optimizer"})
+    return replace(
+        stated, fused=fused, loss_reductions=3, stand_ins=False, reduces_beside=False, attention_library="flash"
+    )
+
+
+def _of_sc21(stated: Conventions, job: Job) -> Conventions:
+    """Its gradients are reduced in half precision (without `--accumulate-allreduce-grads-in-fp32`)."""
+    return replace(_of_2021(stated, job), numerics=Numerics(job.dtype, job.dtype, job.dtype, _states(job)))
 
 
 IPG_BYTES = 2 * 500_000_000
@@ -75,6 +85,12 @@ OF_2021 = replace(
     rules=UNEVEN,
     fp8=False,
 )
+SC21 = replace(OF_2021, conventions=_changed(_of_sc21))
+ZERO_3_OF_2021 = replace(
+    DEEPSPEED,
+    version="of 2021",
+    conventions=lambda model, job, structure: replace(deepspeed(model, job, structure), reduces_beside=False),
+)
 MEGATRON_DEEPSPEED = replace(OF_2021, version="Megatron-DeepSpeed (2021 to 2022)", conventions=_changed(_of_deepspeed))
 ZERO_BUBBLE = replace(
     OF_2021,
@@ -82,14 +98,33 @@ ZERO_BUBBLE = replace(
     layers_of_stage=weighed_layers,
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv"),
 )
-BRIDGE = replace(MEGATRON, layers_of_stage=equal_or_weighed, rules=UNEVEN)
+
+
+def _of_bridge(stated: Conventions, job: Job) -> Conventions:
+    """Its recipes overlap tensor parallelism with products (`tp_comm_overlap`, Transformer Engine's user buffers)."""
+    return replace(stated, tp_behind=True)
+
+
+def _of_bridge_2606(stated: Conventions, job: Job) -> Conventions:
+    """And, lately, experts' exchanges with the other micro-batch's compute (`overlap_moe_expert_parallel_comm`)."""
+    return replace(_of_bridge(stated, job), ep_behind=True)
+
+
+BRIDGE = replace(
+    MEGATRON,
+    version="Megatron-Bridge before 26.06",
+    conventions=_changed(_of_bridge),
+    layers_of_stage=equal_or_weighed,
+    rules=UNEVEN,
+)
+BRIDGE_2606 = replace(BRIDGE, version="Megatron-Bridge 26.06 and later", conventions=_changed(_of_bridge_2606))
 
 
 def _loss_of_te(stated: Conventions, job: Job) -> Conventions:
     """`--cross-entropy-loss-fusion --cross-entropy-fusion-impl te` with Transformer Engine before 2.16: the gradient is
     written over the logits in forward (pytorch/triton/cross_entropy.py).
     """
-    return replace(stated, loss_kernel="in_place")
+    return replace(stated, loss_kernel="in_place", reduces_beside=False)
 
 
 SIMUMAX: Engine = replace(

@@ -22,4 +22,10 @@ def of_2024(model: Model, job: Job, structure: Structure) -> Conventions:
     return replace(conventions(model, job, structure), fused=fused, units="root", prefetches_units=False)
 
 
+def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
+    """MPT's default attention of its time, FlashAttention 1 in Triton (attn_impl: triton)."""
+    return replace(conventions(model, job, structure), attention_library="triton")
+
+
+LLM_FOUNDRY = replace(TORCHTITAN, name="torchtitan for llm-foundry", conventions=of_llm_foundry)
 TORCHTITAN_2024 = replace(TORCHTITAN, version="ba24697 (December 2024)", conventions=of_2024)

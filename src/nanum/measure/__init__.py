@@ -11,7 +11,7 @@ from typing import Any
 from nanum import files, processes
 from nanum.cluster import Cluster, Link, Measured, Quantity
 from nanum.cluster.measured import Exchange
-from nanum.collectives import ring_steps, tree_steps, wire_bytes
+from nanum.collectives import node_steps, ring_steps, wire_bytes
 from nanum.measure import machine, nccl_tests
 from nanum.measure.write import text
 from nanum.processes import Progress
@@ -65,7 +65,7 @@ def _between(link: Link, exchanges: tuple[Exchange, ...]) -> Link:
         return link
     members = -(-one.ranks // one.nodes)
     rate = wire_bytes(one.kind, one.grid.sizes[0][-1], one.nodes) / members / one.grid.seconds[-1]
-    hop = one.grid.seconds[0] / tree_steps(one.kind, one.nodes)
+    hop = one.grid.seconds[0] / node_steps(one.kind, one.nodes)
     return _told(link, one, rate, hop)
 
 

@@ -147,8 +147,15 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tens
     scores = _heads(q, "core_scores", ("B", "A", "S", "T"), t.dtype)
     s = _keys(t, k)
     flops = 2.0 * t.shapes.elements(q.dims, q.split) * s
-    shape = (t.shapes.elements(("B", "A", "S"), scores.split), s, t.shapes.dims["head"])
-    t.emit("core_scores", (q, k), (scores,), flops, shape)
+    tall, head = t.shapes.elements(("B", "A", "S"), scores.split), t.shapes.dims["head"]
+    heads = t.shapes.elements(("B", "A"), scores.split)
+
+    def product(name: str, reads: tuple[Tensor, Tensor], out: Tensor, *, wide: bool) -> None:
+        """Of each head: scores are `wide`, and sums over a head; the others are a head wide, and sums over scores."""
+        n, summed = (s, head) if wide else (head, s)
+        t.emit(name, reads, (out,), flops, (tall, n, summed), products=heads)
+
+    product("core_scores", (q, k), scores, wide=True)
     probs = t.kernel("core_softmax", (scores,), scores)
 
     def softmax_transpose() -> None:
@@ -156,18 +163,18 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tens
         t.emit("d_core_softmax", (d, probs), (ds := scores.like(),))
         for name, x, other in (("dq", q, k), ("dk", k, q)):
             if t.requires_grad(x):
-                t.emit(name, (ds, other), (dx := _gradient(q, x),), flops, shape)
+                product(name, (ds, other), dx := _gradient(q, x), wide=False)
                 t.add_grad(x, dx)
 
     t.then(probs, softmax_transpose)
     kept = dropout(t, probs, probability, "core_dropout")
     out = _answers(q, k, v, "core_values")
-    t.emit("core_values", (kept, v), (out,), flops, shape)
+    product("core_values", (kept, v), out, wide=False)
 
     def values_transpose() -> None:
         d = t.grad(out)
-        t.emit("d_values", (d, kept), (dv := _gradient(q, v),), flops, shape)
-        t.emit("d_kept", (d, v), (dkept := kept.like(),), flops, shape)
+        product("d_values", (d, kept), dv := _gradient(q, v), wide=False)
+        product("d_kept", (d, v), dkept := kept.like(), wide=True)
         t.add_grad(v, dv)
         t.add_grad(kept, dkept)
 

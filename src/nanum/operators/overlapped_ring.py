@@ -32,7 +32,7 @@ def overlapped_ring(t: Tape, q: Tensor, k: Tensor, v: Tensor, keys: Any, axis: s
         """An exchange of so many bytes, and a step's attention beside it."""
         node = collective(t.shapes, "permute", (axis,), block.like(size=sent), block, t.phase, "activations")
         shape = flash_shape(t, q, flops)
-        kernel = Compute(name, t.phase, operations, moved, t.dtype, shape, attention=True)
+        kernel = Compute(name, t.phase, operations, moved, t.dtype, shape, t.conventions.attention_library)
         return node.started(t.phase, CONTEXT_STREAM, TICKET), kernel, Wait(CONTEXT_STREAM, TICKET)
 
     t.emit("cat", (k, v), (mine := block.like(),))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from nanum.arrays import most
@@ -134,22 +134,24 @@ class Tape:
         attention: bool = False,
         operands: Operands = "nt",
         dtype: str | None = None,
+        products: Any = 1,
+        launches: Any = 1,
+        besides: Any = 0,
         holds: Iterable[Tensor] = (),
     ) -> None:
-        """`holds` are not read, but held until it is done (an autograd node's own, until the node ends)."""
+        """`holds` are not read, but held until it is done (an autograd node's own, until the node ends). `besides` are
+        bytes that it moves of what is there anyway.
+        """
         reads, writes = tuple(reads), tuple(writes)
-        moved: Any = 0
+        moved: Any = besides
         for t in (*reads, *writes):
             moved = moved + self.shapes.bytes(t)
-        self._append(
-            Op(
-                name,
-                (*reads, *holds),
-                writes,
-                Compute(name, self._phase, flops, moved, dtype or self.dtype, shape, attention, operands),
-                self._regions,
-            )
-        )
+        kernel = Compute(
+            name, self._phase, flops, moved, dtype or self.dtype, shape,
+            self.conventions.attention_library if attention else "", operands,
+            products=products, launches=launches,
+        )  # fmt: skip
+        self._append(Op(name, (*reads, *holds), writes, kernel, self._regions))
 
     @property
     def phase(self) -> Phase:
@@ -289,6 +291,10 @@ class Tape:
         self.emit("copy", (raw,), (after,))
 
     def _send(self, kind: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], node: Collective) -> None:
+        if self.conventions.tp_behind and node.axes == ("tp",) and kind in ("all_gather", "reduce_scatter"):
+            node = replace(node, behind="product")
+        elif self.conventions.ep_behind and kind == "all_to_all" and "ep" in node.axes:
+            node = replace(node, behind="batch")
         self._append(Op(kind, reads, writes, node, self._regions))
 
     def _scratch(self, node: Collective) -> tuple[Tensor, ...]:
@@ -328,14 +334,31 @@ class Tape:
         if fp8:
             a, b = self.quantized(a), self.quantized(b)
         m, n, k = (self.shapes.elements(d, split) for d in (kept_a, kept_b, summed))
-        order = _order(a, b, summed)
-        self.emit(name, (a, b), (out,), 2.0 * m * n * k, (m, n, k), operands=order, dtype="fp8" if fp8 else None)
+        batch, grad_dtype = tuple(d for d in kept_a if d in b.dims), self.conventions.numerics.grad_dtype
+        products = self.shapes.elements(batch, split)
+        self.emit(
+            name, (a, b), (out,), 2.0 * m * n * k, (m, n, k), operands=_order(a, b, summed),
+            dtype="fp8" if fp8 else None, products=products,
+            launches=products if self.conventions.experts_apart and batch == ("E",) else 1,
+            besides=0 if size is None else 2 * self.shapes.elements(dims, rule.split) * ITEMSIZE[grad_dtype],
+        )  # fmt: skip
         return out
 
     def quantized(self, t: Tensor) -> Tensor:
-        """In fp8, as each side of a product reads it. Weights are quantized wherever they are used."""
+        """In fp8, as each side of a product reads it. Weights are quantized wherever they are used; where their inputs
+        are `kept` (Transformer Engine), once in the first micro-batch, which is not counted, and activations by the
+        kernel that makes them.
+        """
         if t not in self._quantized or t.category == "params":
-            self._quantized[t] = self.kernel("quantize", (t,), t.like(size=None), "fp8")
+            out = self._quantized[t] = t.like(name="quantize", size=None, dtype="fp8")
+            moved: Any = self.shapes.bytes(out)
+            if self.conventions.fp8 == "remade" or self._phase == "backward":
+                moved = moved + self.shapes.bytes(t)
+            elif t.category == "params":
+                moved = 0 * moved
+            self._append(
+                Op("quantize", (t,), (out,), Compute("quantize", self._phase, 0.0, moved, self.dtype), self._regions)
+            )
         return self._quantized[t]
 
     # --- the transpose ----------------------------------------------------------------------------------------------

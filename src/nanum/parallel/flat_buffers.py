@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from nanum.arrays import most, where
 from nanum.collectives import wire_bytes
@@ -243,6 +243,8 @@ class FlatBuffers:
         """The `first` forward of a step fetches what the optimizer updated. ZeRO-3 gathers in each that `gathers`."""
         if not (gathers if self._zero == 3 else first and self._zero):
             return self.chain.forward(lambda place: ([], []), [])
+        if self._after and not self._several:
+            return [*self._all("gather"), *self.arrive("gather"), *self.chain.forward(lambda place: ([], []), [])]
         return self._gathering("forward", lambda place: ([], self._reshard(place) if self.structure.reshard else []))
 
     def _gathering(self, direction: Direction, around: Around) -> list[Node]:
@@ -284,6 +286,25 @@ class FlatBuffers:
         """
         return self.structure.pipelined and self.structure.virtual_stages > 1
 
+    @property
+    def _after(self) -> bool:
+        """Is nothing exchanged beside the passes?"""
+        return not self.conventions.reduces_beside and self._zero < 2
+
+    def _all(self, ticket: Literal["gather", "reduce"]) -> list[Node]:
+        """Begin to gather, or to reduce, all of a stage."""
+        nodes: list[Node] = []
+        phase: Phase = "forward" if ticket == "gather" else "backward"
+        for each in self.buffers:
+
+            def exchanges(b: Buffer) -> Sequence[Collective | None]:
+                return [b.gather] if ticket == "gather" else b.reduce
+
+            for i, c in enumerate(exchanges(each.layers[0])):
+                nodes += self._whole(each, lambda b, i=i: exchanges(b)[i], ticket, phase, 1)  # type: ignore[misc]
+                nodes += self._calls(each, c, ticket, phase)
+        return nodes
+
     def gather_ahead(self, ticket: str) -> list[Node]:
         """Begin to gather all of a chunk, but on the first stage."""
         nodes: list[Node] = []
@@ -297,12 +318,7 @@ class FlatBuffers:
 
     def reduce(self) -> list[Node]:
         """Begin to reduce all gradients of a chunk."""
-        nodes: list[Node] = []
-        for each in self.buffers:
-            for i, c in enumerate(each.layers[0].reduce):
-                nodes += self._whole(each, lambda b, i=i: b.reduce[i], "reduce", "backward", 1)  # type: ignore[misc]
-                nodes += self._calls(each, c, "reduce", "backward")
-        return nodes
+        return self._all("reduce")
 
     def _of(self, part: Part) -> list[Buffer]:
         return [each[part] for each in self.buffers]
@@ -329,7 +345,7 @@ class FlatBuffers:
             leave = self._reshard(place) if frees else []
             if zero < 2:
                 leave.append(Held("grads", -transient))
-                if last and not self._several:
+                if last and not self._several and not self._after:
                     reduce = [c for b in buffers for c in b.reduce]
                     leave += [node for c in reduce for node in self._start(c, "reduce", "backward", self._by_parts)]
                 return [], leave
@@ -350,8 +366,9 @@ class FlatBuffers:
         if half != "input" and (zero >= 2 or (last and not self._several)):
             for each in self.buffers:
                 for i, c in enumerate(each.layers[0].reduce):
-                    if self._bucketed:
-                        nodes += self._whole(each, lambda b, i=i: b.reduce[i], "reduce", "backward", 1 - self._by_parts)  # type: ignore[misc]
+                    if self._bucketed or self._after:
+                        share = 1 if self._after else 1 - self._by_parts
+                        nodes += self._whole(each, lambda b, i=i: b.reduce[i], "reduce", "backward", share)  # type: ignore[misc]
                     nodes += self._calls(each, c, "reduce", "backward")
             nodes.append(Wait(DATA_STREAM, "reduce"))
         return nodes
@@ -372,7 +389,13 @@ class FlatBuffers:
         for chunk in chunks:
             for each in chunk.buffers:
                 nodes += orthogonalized(n.states, ((each[part].matrices, k) for part, k in chunk.chain.counted()))
+        grads = updated * ITEMSIZE[n.grad_dtype]
+        whole = sum(chunk._total("elements") for chunk in chunks) * ITEMSIZE[n.grad_dtype]
+        # Their norm is read, they are scaled to be no larger (clip_grads.py), and set to zero before the next step.
+        nodes.append(Compute("grad_norm", "optimizer", 0.0, grads, n.grad_dtype))
+        nodes.append(Compute("clip_grads", "optimizer", 0.0, 2 * grads, n.grad_dtype))
         nodes.append(Compute("optimizer", "optimizer", 0.0, moved, "fp32"))
+        nodes.append(Compute("zero_grads", "optimizer", 0.0, whole, n.grad_dtype))
         return nodes
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:

@@ -100,10 +100,13 @@ class LiveShards:
         """Of that share of it, with room for what is received."""
         some, of = share
         payload = self._gathered_bytes(part) * presence * some // of
-        calls = -(-payload // (self._size * self.conventions.buckets.prefetch))
+        tensors = len(self.units[part].sizes)  # one of which is never gathered in parts
+        calls = least(-(-payload // (self._size * self.conventions.buckets.prefetch)), tensors)
         wire = wire_bytes("all_gather", payload, self._template.group_size)
         started = replace(self._template, calls=calls, payload_bytes=payload, wire_bytes=wire)
-        return [Held("buffers", payload, "received shares"), started.started(direction, DATA_STREAM, "gather")]
+        if self.conventions.reduces_beside:
+            started = started.started(direction, DATA_STREAM, "gather")
+        return [Held("buffers", payload, "received shares"), replace(started, phase=direction)]
 
     def _copied_out(self, part: Part, direction: Direction, share: tuple[Any, Any]) -> list[Node]:
         some, of = share
@@ -174,7 +177,8 @@ class LiveShards:
         ]
 
     def _reduced(self, c: Collective) -> Collective:
-        return c.started("backward", DATA_STREAM, "reduce")
+        beside = self.conventions.reduces_beside
+        return c.started("backward", DATA_STREAM, "reduce") if beside else replace(c, phase="backward")
 
     # --- optimizer --------------------------------------------------------------------------------------------------
     def optimizer(self) -> list[Node]:

@@ -49,7 +49,7 @@ def validate(rows: list[Row], progress: Progress = lambda done, total: None) -> 
 def _said(name: str, rows: list[Row]) -> dict[str, Any]:
     """Whose code a source's runs are taken for, and what else is."""
     first = next(row for row in rows if row.source == name)
-    taken = source_of(name, first["layout.zero_stage"])
+    taken = source_of(first)
     return {"source": name, "engine": taken.code, "assumed": list(taken.assumed)}
 
 

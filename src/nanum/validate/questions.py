@@ -62,7 +62,7 @@ class Question:
 def question_of(row: Row) -> Question | list[str]:
     """The row as a question, or every reason why it cannot be asked."""
     why: list[str] = []
-    source = source_of(row.source, row["layout.zero_stage"])
+    source = source_of(row)
     _kind_of_row(row, why)
     model = model_of(row, source, why)
     precision = _precision(row, source, why)
@@ -141,13 +141,23 @@ def _cluster(row: Row, source: Source, why: list[str]) -> Cluster | None:
     return _made(gpu, gpus // node, node, source.network)
 
 
+SLOWED = (500 / 700) ** (1 / 3)
+"""How far a power limit of 500 W lowers the clock of a chip made for 700 W: power grows with the clock's cube, where
+the voltage follows it (P = C V^2 f)."""
+
+
+def _slowed(rate: dict[str, Any]) -> dict[str, Any]:
+    return {**rate, "value": rate["value"] * SLOWED, "tag": "assumed", "source": f"at 500 of 700 W: {rate['source']}"}
+
+
 @lru_cache(maxsize=256)
 def _made(gpu: str, nodes: int, gpus_per_node: int, network: str | None) -> Cluster:
     chip = CHIPS[gpu]
     table: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus_per_node, "chip": chip}
     if not isinstance(chip, str):
         shipped = chip_table("h100-sxm")
-        table |= {"chip": {**shipped, **chip, "name": "h100-96gb"}, "intra_node": shipped["intra_node"]}
+        rates = {key: {dtype: _slowed(rate) for dtype, rate in shipped[key].items()} for key in ("peak", "best")}
+        table |= {"chip": {**shipped, **chip, **rates, "name": "h100-96gb"}, "intra_node": shipped["intra_node"]}
     if network:
         table["inter_node"] = {"bandwidth": network}
     return trusted(table, f"{nodes}x{gpus_per_node}x{gpu}", where="its row")

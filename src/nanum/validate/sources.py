@@ -4,15 +4,17 @@ beside every answer; no measured time or memory has a part in it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from nanum import engines
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
-from nanum.engines.torchtitan_kin import TORCHTITAN_2024
+from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TORCHTITAN_2024
 from nanum.job import Precision
 from nanum.layout import Recompute
+from nanum.validate.rows import Row
 
 Family = Literal["gpt", "gpt without dropout", "bloom", "llama"]
 """What its rows leave out of a model: norms, positions, activation, biases, dropout, tied embeddings."""
@@ -57,7 +59,7 @@ FP8 = "fp8 of any recipe is taken for one: linear layers of one byte an operand"
 LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
 OMNI_PATH = "four Omni-Path links of 100 Gb/s a node (JeanZay)"
 NVIDIA_SMI = "memory is what nvidia-smi shows, in GiB"
-CLOCK = "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W: its clock is not lowered here"
+CLOCK = "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W: its clock is taken to follow the cube root of its power"
 DEEPSPEED_3D = "Megatron-DeepSpeed: no Transformer Engine; layers that do not divide go to the first stages"
 
 _VTRAIN = Source(
@@ -107,15 +109,17 @@ SOURCES: dict[str, Source] = {
     "titan": _TITAN,
     "titan25": _TITAN_2025,
     "mpt": Source(
-        "torchtitan", "gpt without dropout",
-        ("llm-foundry's FSDP1, taken for torchtitan's FSDP2; SHARD_GRAD_OP (ZeRO-2) is FSDP2 without resharding",
+        LLM_FOUNDRY, "gpt without dropout",
+        ("llm-foundry's FSDP1, taken for torchtitan's FSDP2, with FlashAttention 1 in Triton",
+         "SHARD_GRAD_OP (ZeRO-2) is FSDP2 without resharding",
          "MPT: LayerNorm with bias, learned positions, GELU, biases, no dropout, tied embeddings",
          "precision mode PURE, which reduces in bf16, is taken for DEFAULT", FP8, LINK),
         zero=3, reshard=True,
     ),
     "sc21": Source(
-        kin.OF_2021, "gpt", (GPT, "table 1 names no micro-batch: 1", "table 1's interleaving is not stated: 1f1b",
-                             "ZeRO-3 rows are DeepSpeed's"),
+        kin.SC21, "gpt",
+        (GPT, "table 1 names no micro-batch: 1", "table 1's interleaving is not stated: 1f1b",
+         "ZeRO-3 rows are DeepSpeed's of 2021, which is taken to gather weights when they are needed"),
         precision="fp16", recompute="full", attention="eager", network="200 Gb/s", micro_batch=1,
     ),
     "bs176": Source(
@@ -144,11 +148,19 @@ OTHER_SHARDED = Source("torchtitan", "llama", ("a source that is not known: ZeRO
 OTHER = Source("megatron", "llama", ("a source that is not known: megatron, a Llama, what a row leaves out none",))
 
 
-def source_of(name: str, zero: int | None) -> Source:
-    """The table's entry. DeepSpeed's ZeRO-3 beside Megatron's other layouts is an engine of its own."""
-    known = SOURCES.get(name)
+CONTAINER = re.compile(r"container (\d+\.\d+)")
+
+
+def source_of(row: Row) -> Source:
+    """The table's entry. DeepSpeed's ZeRO-3 beside Megatron's other layouts is an engine of its own, and so is a later
+    version where a row names one.
+    """
+    known, zero = SOURCES.get(row.source), row["layout.zero_stage"]
     if known is None:
         return OTHER_SHARDED if zero == 3 else OTHER
-    if zero == 3 and name in ("sc21", "jz"):
-        return replace(known, engine="deepspeed", zero=3)
+    if zero == 3 and row.source in ("sc21", "jz"):
+        return replace(known, engine=kin.ZERO_3_OF_2021, zero=3)
+    container = CONTAINER.search(row["source"] or "")
+    if known.engine is kin.BRIDGE and container and float(container[1]) >= 26.06:
+        return replace(known, engine=kin.BRIDGE_2606)
     return known

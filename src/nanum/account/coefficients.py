@@ -1,0 +1,102 @@
+"""The numbers of the cost model: constants, each from a source outside the published runs (`data/measured/cost.toml`),
+and the few that are fitted on those (`data/measured/fitted.toml`, written by `make calibrate`).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from nanum.cluster import Quantity as Stated
+
+
+@dataclass(frozen=True)
+class Family:
+    """What chips of one kind reach: `matmul` is typical over best, attention is causal FLOPs over the peak."""
+
+    name: str
+    chips: tuple[str, ...]
+    matmul: Stated | None  # None where no table of matmuls is at hand: `Fitted.matmul_untabled`
+    attention_forward: Stated
+    attention_backward: Stated
+    cudnn_forward: Stated  # by cuDNN's kernel
+    cudnn_backward: Stated
+    triton_forward: Stated  # by one in Triton, of before there was cuDNN's
+    triton_backward: Stated
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Global, physical, and no more than a dozen; of a step, over what the same does alone. All are ratios but
+    `host_seconds`. A value may be an array of several to be tried at once.
+    """
+
+    matmul: Stated  # rate of matmuls
+    matmul_untabled: Stated  # typical over best matmul of a family of which no table is at hand (H100's)
+    matmul_fp8: Stated  # that of fp8 over that of bf16, each over its own best
+    attention: Stated  # rate of attention
+    memory: Stated  # bandwidth over its peak
+    host_seconds: Stated  # of the host, to launch one operation
+    intra_node: Stated  # rate of an exchange inside a node
+    inter_node: Stated  # and between nodes
+    beside: Stated  # what compute loses of the time that an exchange is beside it
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The numbers of both files."""
+
+    matmul_depth: Stated
+    matmul_tile: Stated
+    matmul_best_fraction: Stated
+    launch_seconds: Stated
+    families: tuple[Family, ...]
+    fitted: Fitted
+
+    @property
+    def alone(self) -> Coefficients:
+        """Those of kernels and exchanges that are done alone, as they are timed."""
+        one, none = Stated(1.0, "derived", "alone"), Stated(0.0, "derived", "alone")
+        others = {"host_seconds": none, "beside": none, "matmul_untabled": self.fitted.matmul_untabled}
+        names = (f.name for f in fields(Fitted))
+        return replace(self, fitted=Fitted(**{name: others.get(name, one) for name in names}))
+
+    def family(self, chip: str) -> Family:
+        """The family that lists this chip, or the first where none does."""
+        return next((family for family in self.families if chip in family.chips), self.families[0])
+
+
+def _table(name: str) -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((files("nanum") / f"data/measured/{name}.toml").read_text("utf-8"))
+    return table
+
+
+@cache
+def coefficients() -> Coefficients:
+    """Those that the package ships."""
+    table, fitted = _table("cost"), _table("fitted")
+    families = tuple(
+        Family(
+            name=entry["name"],
+            chips=tuple(entry["chips"]),
+            matmul=Stated(**entry["matmul"]) if "matmul" in entry else None,
+            attention_forward=Stated(**entry["attention_forward"]),
+            attention_backward=Stated(**entry["attention_backward"]),
+            cudnn_forward=Stated(**entry.get("cudnn_forward", entry["attention_forward"])),
+            cudnn_backward=Stated(**entry.get("cudnn_backward", entry["attention_backward"])),
+            triton_forward=Stated(**entry.get("triton_forward", entry["attention_forward"])),
+            triton_backward=Stated(**entry.get("triton_backward", entry["attention_backward"])),
+        )
+        for entry in table["family"]
+    )
+    return Coefficients(
+        matmul_depth=Stated(**table["matmul"]["depth"]),
+        matmul_tile=Stated(**table["matmul"]["tile"]),
+        matmul_best_fraction=Stated(**table["matmul"]["best_fraction"]),
+        launch_seconds=Stated(**table["launch"]["seconds"]),
+        families=families,
+        fitted=Fitted(**{name: Stated(**entry) for name, entry in fitted.items()}),
+    )
