@@ -35,7 +35,7 @@ def print_scaling(document: Document, console: Console, defaults: Sequence[str] 
         _strong(document, console)
         if len(points) > 1:
             _chart(points, document["amdahl"], console)
-        _amdahl(document["amdahl"], points, console)
+        _amdahl(document, console)
         if document["serial"] is not None:
             _serial(document["serial"], console)
             _cuts(document, console)
@@ -127,7 +127,8 @@ def _bar(efficiency: float, law: float | None, most: float) -> Text:
     return Text.assemble(cells[:at], ("│", "bold"), cells[at + 1 :])
 
 
-def _amdahl(law: Document, points: Sequence[Document], console: Console) -> None:
+def _amdahl(document: Document, console: Console) -> None:
+    law = document["amdahl"]
     s = law["serial_fraction"]
     if s is None:
         return
@@ -137,7 +138,10 @@ def _amdahl(law: Document, points: Sequence[Document], console: Console) -> None
     else:
         half = whole(law["gpus_at_half_efficiency"])
         say(console, f"{words}, a limit of {_times(law['limit'])}, and half the efficiency lost at {half} GPUs.")
-    _trend(points, console)
+    if document["best"]:  # layouts that differ obey no one law
+        say(console, f"Its curve misses a point by {_small(law['worst_error'])}: the layouts differ.")
+        return
+    _trend(document["points"], console)
     if law["worst_error"] > NOT_THE_LAW and (shares := law["with_shares"]) is not None:
         s, limit = shares["serial_fraction"], shares["limit"]
         ends = "there is no limit" if limit is None else f"the limit is {_times(limit)}"
