@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import Run
 
-COMMANDS = ("plan", "predict", "verify", "validate", "lesson", "models", "clusters")
+COMMANDS = ("plan", "predict", "scale", "verify", "validate", "lesson", "models", "clusters")
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 512,
@@ -48,7 +48,7 @@ def test_version(nanum: Run) -> None:
     assert re.fullmatch(r"nanum \S.*\n", nanum("--version").stdout)
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["plan", "--help"], ["predict", "--help"]])
+@pytest.mark.parametrize("argv", [["--help"], ["plan", "--help"], ["predict", "--help"], ["scale", "--help"]])
 def test_help_waits_for_nothing_heavy(argv: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "nanum", *argv], capture_output=True, text=True, check=True

@@ -45,6 +45,19 @@ def covers(row: str, leaf: str) -> bool:
     [
         ["predict", "llama-3.1-8b", "2x8xh100-sxm", "--tp", "2", "--pp", "2"],
         ["plan", "llama-3.1-8b", "1x8xh100-sxm", "--top", "2"],  # of whose layouts some are too large
+        [
+            "scale",
+            "llama-3.1-8b",
+            "2x8xh100-sxm",
+            "--tp",
+            "2",
+            "--pp",
+            "2",
+            "--engine",
+            "megatron",
+            "--gpus",
+            "4,12,16,32",
+        ],
         ["models"],
         ["clusters"],
         ["lesson", "A"],

@@ -19,11 +19,11 @@ from test_documents import covers, documented, leaves
 from nanum import processes
 from nanum.engines.torch import on_gloo
 from nanum.lesson import data_parallel, samples, three_ways
-from nanum.lesson.arithmetic import amdahl_limit, amdahl_speedup, gpus_at_half_efficiency
 from nanum.lesson.data_parallel import EXCHANGES, QUICK, Divided
 from nanum.lesson.three_ways import Tiny
 from nanum.lesson.words import TEXTS, Words, seconds_between
 from nanum.prediction import karp_flatt
+from nanum.scaling.laws import amdahl_limit, amdahl_speedup, gpus_at_half_efficiency
 from nanum.verify import Case, Verification
 from nanum.verify.gloo import received_bytes
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nanum.prediction import predict
+    from nanum.scaling import scale
     from nanum.search import plan
 
-__all__ = ["plan", "predict"]
+__all__ = ["plan", "predict", "scale"]
 
 
 def __getattr__(name: str) -> Any:
-    """`predict` and `plan` are loaded when they are first asked for: the command line's help needs neither."""
+    """Functions are loaded when they are first asked for: the command line's help needs none of them."""
     if name == "predict":
         from nanum.prediction import predict
 
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from nanum.search import plan
 
         return plan
+    if name == "scale":
+        from nanum.scaling import scale
+
+        return scale
     raise AttributeError(f"module 'nanum' has no attribute {name!r}")

@@ -11,6 +11,7 @@ import typer.core
 
 from nanum.cli import flags, words
 from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console
+from nanum.cli.scaling import scale
 
 typer.core.HAS_RICH = False  # or else it escapes brackets in plain help for HTML, and waits for rich to do so
 EPILOG = "Example: nanum plan llama-3.1-70b 8x8xh100-sxm"
@@ -174,6 +175,9 @@ def predict(
 
         print_prediction(document, stdout_console(), asked.defaults)
     return GOOD if document["fits"] else BAD_NEWS
+
+
+app.command()(scale)
 
 
 @app.command()

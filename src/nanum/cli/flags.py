@@ -148,6 +148,12 @@ Offload = Annotated[
 
 Top = Annotated[str | None, _text("--top", "N", "How many layouts to show. [10]")]
 
+Gpus = Annotated[
+    str | None,
+    _text("--gpus", "N,N,…", "Counts of GPUs; beyond CLUSTER, with more of its nodes. [doubling up to all of CLUSTER]"),
+]
+Best = Annotated[bool, typer.Option("--best", help="The best layout for each count, in place of one that grows.")]
+
 Ranks = Annotated[str | None, _text("--ranks", "N", "How many ranks train: processes of this machine.")]
 Layers = Annotated[str | None, _text("--layers", "N", "The model with N layers. [its own]")]
 Hidden = Annotated[

@@ -131,7 +131,7 @@ def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Que
     """Read what `plan` asks: a question, and how many layouts to show. Raises Refused with every reason."""
     any_engine = flags.get("engine") == ANY_ENGINE
     reader = Reader({**flags, "engine": DEFAULT_ENGINE} if any_engine else flags)
-    asked = _question(model_word, cluster_word, reader)
+    asked = question_of(model_word, cluster_word, reader)
     readable = not reader.unread  # of what is asked: how many layouts to show is not of it
     top = reader.whole("top", DEFAULT_TOP)
     if asked is not None and readable and reader.reasons:
@@ -149,15 +149,15 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     Raises Refused with every reason; the broken rules too, where all words can be read but no GPUs are left.
     """
     reader = Reader(flags)
-    asked = _question(model_word, cluster_word, reader)
+    asked = question_of(model_word, cluster_word, reader)
     engine = asked.engine if asked is not None else None
     layout = layout_of(reader, engine, asked.cluster.gpus if asked is not None else None)
     if asked is None or reader.unread:
         raise Refused(reader.reasons)
     if reader.none_left:
-        reader.reasons += _broken_rules(asked, layout, without_world=True)
+        reader.reasons += broken_rules(asked, layout, without_world=True)
     elif reader.reasons:
-        reader.reasons += _broken_rules(asked, layout, without_world=False)
+        reader.reasons += broken_rules(asked, layout, without_world=False)
     if reader.reasons:
         raise Refused(reader.reasons)
     return Question(
@@ -207,7 +207,8 @@ def _experts(reader: Reader, tp: int, engine: Engine | None) -> dict[str, int]:
     return {"ep": ep, "etp": etp}
 
 
-def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | None:
+def question_of(model_word: str, cluster_word: str, reader: Reader) -> Question | None:
+    """What is asked of a cluster; None where model or cluster cannot be read. Reasons are left with the reader."""
     from nanum.cluster import load as load_cluster
     from nanum.engines import load as load_engine
     from nanum.model import load as load_model
@@ -306,7 +307,7 @@ def _none_left(sizes: Mapping[str, int], gpus: str) -> str:
     return f"{ranks}, which do not divide {gpus}: none are left for --dp-shard"
 
 
-def _broken_rules(asked: Question, layout: Layout, *, without_world: bool) -> list[str]:
+def broken_rules(asked: Question, layout: Layout, *, without_world: bool) -> list[str]:
     """What else is wrong with a layout; `without_world` where its `dp_shard` is not known."""
     from nanum.rules import GENERAL, WORLD, broken
 

@@ -1,4 +1,4 @@
-"""The lesson's arithmetic, by its loose counting, and Amdahl's law.
+"""The lesson's arithmetic, by its loose counting.
 
 The loose counting is that of the shorter lesson that this one grew from, kept so that figures compare: the all-reduce
 of the gradients as twice their bytes, a tensor-parallel all-reduce as its payload once, and of the activations the
@@ -99,18 +99,3 @@ def zero_bytes_per_gpu(sharded: str, gpus: int, parameters: int = NOMINAL_PARAME
     ways = {state: gpus if state in divided else 1 for state in state_bytes}
     gpu_bytes = sum((Fraction(parameters * size, ways[state]) for state, size in state_bytes.items()), Fraction())
     return gpu_bytes.numerator if gpu_bytes.denominator == 1 else float(gpu_bytes)
-
-
-def amdahl_speedup(serial_fraction: float, divisions: int, efficiency: float = 1.0) -> float:
-    """1 / (s + (1 − s) / (N e)), where a part of 1/N runs at efficiency e (1 in Amdahl 1967)."""
-    return 1.0 / (serial_fraction + (1.0 - serial_fraction) / (divisions * efficiency))
-
-
-def amdahl_limit(serial_fraction: float) -> float | None:
-    """1/s, what no number of GPUs passes; None where nothing is serial, or less (as a measurement may have it)."""
-    return 1.0 / serial_fraction if serial_fraction > 0 else None
-
-
-def gpus_at_half_efficiency(serial_fraction: float) -> float | None:
-    """N of which half is lost: S/N = 1/2 at 1 + 1/s. None where nothing is serial, or less."""
-    return 1.0 + 1.0 / serial_fraction if serial_fraction > 0 else None

@@ -17,12 +17,12 @@ from nanum.dtypes import ITEMSIZE
 from nanum.engines.torch import on_gloo
 from nanum.job import Job, Precision
 from nanum.layout import Layout, Structure
-from nanum.lesson.arithmetic import amdahl_limit, amdahl_speedup, gpus_at_half_efficiency
 from nanum.lesson.measured import device_name
 from nanum.lesson.samples import compare, likely, middle, rounds_to_agree
 from nanum.model import Attention, Mlp, Model
 from nanum.prediction import karp_flatt
 from nanum.processes import Progress
+from nanum.scaling.laws import amdahl_limit, amdahl_speedup, gpus_at_half_efficiency
 from nanum.verify.case import Case
 from nanum.verify.expected import expected
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from nanum.lesson.arithmetic import DIVISIONS, SERIAL_FRACTIONS, amdahl_limit, amdahl_speedup
+from nanum.lesson.arithmetic import DIVISIONS, SERIAL_FRACTIONS
 from nanum.lesson.measured import bench, device_name
 from nanum.lesson.samples import middle
 from nanum.processes import Progress
+from nanum.scaling.laws import amdahl_limit, amdahl_speedup
 
 NOISE_LIMIT = 0.10
 """Where the middle half of one share's samples spreads over more than this part of their median, differences as small

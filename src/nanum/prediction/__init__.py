@@ -38,8 +38,8 @@ RANGE_SOURCE = (
 )
 
 
-_ALONE: Once[float] = Once(at_most=256)
-"""Of the same model, job, cluster and engine, as the answers of a plan are: seconds of a layout of one GPU.
+_ALONE: Once[StageTime] = Once(at_most=256)
+"""Of the same model, job, cluster and engine, as the answers of a plan are: the time of a layout of one GPU.
 Bounded, for it outlives the plan."""
 
 
@@ -245,21 +245,25 @@ class Prediction:
         n = self.cluster.gpus
         return None if n == 1 else float(karp_flatt(self.one_gpu_seconds / step_seconds, n))
 
-    @cached_property
+    @property
     def one_gpu_seconds(self) -> float:
         """The same step on one GPU, were its memory large enough."""
+        return float(self.alone.busy_seconds + self.alone.optimizer_seconds)
+
+    @cached_property
+    def alone(self) -> StageTime:
+        """The time of the same step on one GPU, were its memory large enough."""
         at = self.layout.structure
         again = at.recompute_layers * self.layout.pp * at.virtual_stages  # of one stage, what were those of each
         structure = replace(at, tensor="none", pipelined=False, cp_kind="none", recompute_layers=again)
         layout = Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure)
         layout = _one_of(layout)
         made_of = self.model, self.job, self.cluster, self.engine, layout
-        return _ALONE(made_of, lambda: self._seconds_alone(layout))
+        return _ALONE(made_of, lambda: self._time_alone(layout))
 
-    def _seconds_alone(self, layout: Layout) -> float:
+    def _time_alone(self, layout: Layout) -> StageTime:
         alone = replace(self.cluster, nodes=1, gpus_per_node=1)
-        time = stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout))
-        return float(time.busy_seconds + time.optimizer_seconds)
+        return stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout))
 
     # --- exchanges ----------------------------------------------------------------------------------------------------
     @cached_property

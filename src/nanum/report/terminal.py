@@ -40,7 +40,7 @@ TIGHT = (
 
 def print_prediction(document: Document, console: Console, defaults: Sequence[str] = ()) -> None:
     """Print `predict`'s document. `defaults` are the choices the user left to us, in words."""
-    _head(document, console, defaults)
+    print_head(document, console, defaults)
     _verdict(document, console)
     _body(document, console)
 
@@ -52,7 +52,7 @@ def print_plan(
 
     `asked` are the model and the cluster in the user's words."""
     count, best = document["count"], document["best"]
-    _head(document["question"], console, defaults, layout=False)
+    print_head(document["question"], console, defaults, layout=False)
     searched = f"{whole(count['enumerated'])} layouts in {duration(document['seconds'])}"
     say(
         console,
@@ -178,7 +178,8 @@ def _trained_words(trained: Document, parameters: int) -> list[str]:
     return words
 
 
-def _head(document: Document, console: Console, defaults: Sequence[str], layout: bool = True) -> None:
+def print_head(document: Document, console: Console, defaults: Sequence[str], layout: bool = True) -> None:
+    """What was asked."""
     model, cluster, engine = document["model"], document["cluster"], document["engine"]
     gpus = cluster.get("gpus") or cluster["nodes"] * cluster["gpus_per_node"]
     lines = [

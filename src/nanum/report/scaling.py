@@ -1,0 +1,277 @@
+"""How a job scales, on a terminal: a table of points, a chart beside Amdahl's curve, and what is serial in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from nanum.report.numbers import duration, gib, percent, whole
+from nanum.report.tables import Document, Row, print_list, print_table, say, title
+from nanum.report.terminal import layout_words, print_head
+
+STRONG = ("GPUs", "step", "speed-up", "effi-\nciency", "over the\nfirst", "effi-\nciency", "serial\nfraction")
+WEAK = ("GPUs", "sequences", "step", "scaled\nspeed-up", "effi-\nciency", "over the\nfirst", "effi-\nciency")
+PARTS = ("", "time", "of s")
+CUTS = ("", "step", "faster", "s", "limit")
+CHART_CELLS = 40
+EXCHANGES_SHOWN = 6
+NOT_THE_LAW = 0.02
+"""Where Amdahl's curve misses a point by more, the one with shares is told too."""
+NAMES = {
+    "exposed_communication": "exposed communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer, beyond an even share",
+    "uneven_compute": "compute, beyond an even share",
+}
+
+
+def print_scaling(document: Document, console: Console, defaults: Sequence[str] = ()) -> None:
+    """Print `scale`'s document."""
+    print_head(document, console, defaults, layout=False)
+    points, weak = document["points"], document["weak"]["points"]
+    if points:
+        _strong(document, console)
+        if len(points) > 1:
+            _chart(points, document["amdahl"], console)
+        _amdahl(document, console)
+        if document["serial"] is not None:
+            _serial(document["serial"], console)
+            _cuts(document, console)
+    if weak:
+        _weak(document, console)
+    if not points and not weak:
+        other = "" if document["best"] else ", or --best seeks another layout"
+        say(console, f"It fits on none of these counts of GPUs: --gpus asks for more of them{other}.", "red")
+    print_list(console, "Left out", _left_out(document))
+    assumed = [one["what"] for one in document["assumptions"] if one["tag"] == "assumed"]
+    if assumed:
+        console.print()
+        say(console, f"assumed, and listed by --json with their sources: {'; '.join(assumed)}", "dim")
+
+
+def _strong(document: Document, console: Console) -> None:
+    points = document["points"]
+    title(console, f"Strong form: the same {whole(points[0]['global_batch_size'])} sequences a step")
+    rows = [
+        (
+            whole(point["gpus"]),
+            duration(point["step_seconds"]),
+            *_beside(point),
+            "" if point["serial_fraction"] is None else _fraction(point["serial_fraction"]),
+        )
+        for point in points
+    ]
+    print_table(console, STRONG, rows, words=0)
+    alone, first = duration(document["one_gpu_seconds"]), whole(points[0]["gpus"])
+    if points[0]["gpus"] == 1:
+        words = f"Speed-ups are over one GPU, which takes {alone}."
+    else:
+        words = (
+            f"Speed-ups are over one GPU, which would take {alone} were its memory large enough; then over the first "
+            f"count, {first} GPUs, where perfect is N/{first}."
+        )
+    say(console, f"{words} The serial fraction is Karp and Flatt's.")
+    _layouts(document, points, console)
+
+
+def _beside(point: Document) -> tuple[str, ...]:
+    return (
+        _times(point["speedup"]),
+        percent(point["efficiency"]),
+        _times(point["speedup_over_first"]),
+        percent(point["efficiency_over_first"]),
+    )
+
+
+def _layouts(document: Document, points: Sequence[Document], console: Console) -> None:
+    """The one that grows, at the largest count, or each of the best."""
+    if document["best"]:
+        rows = [(whole(point["gpus"]), layout_words(point["layout"])) for point in points]
+        print_table(console, ("GPUs", "the best layout"), rows, words=0, last_is_words=True)
+    else:
+        last = points[-1]
+        where = f"{document['grows']} grows: on {whole(last['gpus'])} GPUs " if last["gpus"] > 1 else ""
+        say(console, f"{where}{layout_words(last['layout'])}")
+
+
+def _chart(points: Sequence[Document], amdahl: Document, console: Console) -> None:
+    """A bar for each point, with a mark where Amdahl's curve is, and the mark alone beyond them."""
+    title(console, "Efficiency over one GPU; │ is Amdahl's curve")
+    most = max(1.0, *(point["efficiency"] for point in points))
+    widest = max(len(whole(one["gpus"])) for one in [*points, *amdahl["continued"]])
+    rows: list[Row] = []
+    for point in points:
+        law = point["speedup_by_the_law"]
+        by_the_law = None if law is None else law / point["gpus"]
+        gpus = Text(whole(point["gpus"]).rjust(widest))
+        bar = _bar(point["efficiency"], by_the_law, most)
+        rows.append((gpus, bar, percent(point["efficiency"]), _law(by_the_law)))
+    for one in amdahl["continued"]:
+        gpus = Text(whole(one["gpus"]).rjust(widest), "dim")
+        rows.append((gpus, _bar(0.0, one["efficiency"], most), "", _law(one["efficiency"])))
+    print_table(console, ("GPUs", "", "", "law"), rows, words=2)
+
+
+def _law(efficiency: float | None) -> Text:
+    return Text("" if efficiency is None else percent(efficiency), "dim")
+
+
+def _bar(efficiency: float, law: float | None, most: float) -> Text:
+    filled = round(CHART_CELLS * max(efficiency, 0.0) / most)
+    cells = Text("█" * filled + " " * (CHART_CELLS - filled), "cyan")
+    if law is None:
+        return cells
+    at = min(max(round(CHART_CELLS * law / most) - 1, 0), CHART_CELLS - 1)
+    return Text.assemble(cells[:at], ("│", "bold"), cells[at + 1 :])
+
+
+def _amdahl(document: Document, console: Console) -> None:
+    law = document["amdahl"]
+    s = law["serial_fraction"]
+    if s is None:
+        return
+    words = f"Amdahl's law through the points: s = {_fraction(s)}"
+    if law["limit"] is None:
+        say(console, f"{words}. N GPUs are N times as fast as one, or more, and there is no limit.")
+    else:
+        half = whole(law["gpus_at_half_efficiency"])
+        say(console, f"{words}, a limit of {_times(law['limit'])}, and half the efficiency lost at {half} GPUs.")
+    if document["best"]:  # layouts that differ obey no one law
+        say(console, f"Its curve misses a point by {_small(law['worst_error'])}: the layouts differ.")
+        return
+    _trend(document["points"], console)
+    if law["worst_error"] > NOT_THE_LAW and (shares := law["with_shares"]) is not None:
+        s, limit = shares["serial_fraction"], shares["limit"]
+        ends = "there is no limit" if limit is None else f"the limit is {_times(limit)}"
+        say(
+            console,
+            f"Its curve misses a point by {percent(law['worst_error'])}. Were a share of the work "
+            f"{percent(shares['share_efficiency'])} efficient on any number of GPUs, s = {_fraction(s)} would miss by "
+            f"{_small(shares['worst_error'])}, and {ends}.",
+        )
+
+
+def _trend(points: Sequence[Document], console: Console) -> None:
+    """What Karp and Flatt read off their fraction: serial work stays, overhead grows with the GPUs."""
+    found = [point["serial_fraction"] for point in points if point["serial_fraction"] is not None]
+    if len(found) < 2 or max(found) <= 0:
+        return
+    first, last = found[0], found[-1]
+    if last < 0.8 * first:
+        why = "most of the loss is divided with the work, as what is exchanged in each micro-batch is"
+        say(console, f"It falls from {_fraction(first)} to {_fraction(last)}: {why}.")
+    elif last > 1.25 * max(first, 0.0):
+        why = "the loss grows with the GPUs, and the limit is lower than a curve through few of them says"
+        say(console, f"It grows from {_fraction(first)} to {_fraction(last)}: {why}.")
+
+
+def _serial(serial: Document, console: Console) -> None:
+    title(console, f"What s = {_fraction(serial['serial_fraction'])} consists of, on {whole(serial['gpus'])} GPUs")
+    rows: list[Row] = []
+    for part in serial["parts"]:
+        rows.append((NAMES[part["part"]], duration(part["seconds"]), _fraction(part["serial_fraction"])))
+        if part["part"] == "exposed_communication":
+            rows += list(_exchanges(serial["exchanges"]))
+    print_table(console, PARTS, rows, words=1)
+    if any(part["part"] == "uneven_compute" and part["seconds"] < 0 for part in serial["parts"]):
+        say(
+            console,
+            "Below 0: a GPU has less to do than its share of one GPU's work, such as gradients to add up.",
+            "dim",
+        )
+
+
+def _exchanges(exchanges: Sequence[Document]) -> Iterator[Row]:
+    for row in exchanges[:EXCHANGES_SHOWN]:
+        what = f"  {row['kind']} of {row['what']}, {row['phase']}, over {row['axis']} ({row['link']})"
+        cells = (what, duration(row["exposed_seconds"]), _fraction(row["serial_fraction"]))
+        yield tuple(Text(cell, "dim") for cell in cells)
+    if (more := len(exchanges) - EXCHANGES_SHOWN) > 0:
+        yield (Text(f"  {more} more: --json has every one", "dim"), "", "")
+
+
+def _cuts(document: Document, console: Console) -> None:
+    cuts = document["cuts"]
+    if not cuts:
+        return
+    title(console, f"What each cut of it would buy, on {whole(document['serial']['gpus'])} GPUs")
+    serial, point = document["serial"], document["points"][-1]
+    s = serial["serial_fraction"]
+    rows: list[Row] = [
+        ("as it is", duration(point["step_seconds"]), "", _fraction(s), _limit(1 / s if s > 0 else None))
+    ]
+    for cut in cuts:
+        remark = " (a bound)" if cut["kind"] == "bound" else " (does not fit)" if cut["fits"] is False else ""
+        faster = f"{cut['times_faster']:.3f}x"
+        rows.append(
+            (
+                cut["what"] + remark,
+                duration(cut["step_seconds"]),
+                faster,
+                _fraction(cut["serial_fraction"]),
+                _limit(cut["limit"]),
+            )
+        )
+    print_table(console, CUTS, rows, words=1)
+    print_list(
+        console, "No cut here", (f"{each['cut'].replace('_', ' ')}: {each['why']}" for each in document["uncut"])
+    )
+
+
+def _limit(limit: float | None) -> str:
+    return "none" if limit is None else _times(limit)
+
+
+def _weak(document: Document, console: Console) -> None:
+    points, law = document["weak"]["points"], document["weak"]["gustafson"]
+    title(console, "Weak form: the batch grows with the GPUs")
+    rows = [
+        (whole(point["gpus"]), whole(point["global_batch_size"]), duration(point["step_seconds"]), *_beside(point))
+        for point in points
+    ]
+    print_table(console, WEAK, rows, words=0)
+    if document["best"]:
+        _layouts(document, points, console)
+    if law["serial_fraction"] is not None:
+        say(
+            console,
+            f"Gustafson's law through them: s = {_fraction(law['serial_fraction'])} of the time on N GPUs, which makes "
+            f"a speed-up of N - s(N - 1); it misses a point by {_small(law['worst_error'])}.",
+        )
+
+
+def _left_out(document: Document) -> Iterator[str]:
+    """Each reason once, with the counts that it holds for, and the form where it is not of both."""
+    where: dict[str, dict[str, list[Document]]] = {}
+    for each in document["rejected"]:
+        for why in each["why"]:
+            where.setdefault(why, {}).setdefault(each["form"], []).append(each)
+    for why, forms in where.items():
+        counts = {form: ", ".join(whole(each["gpus"]) for each in several) for form, several in forms.items()}
+        both = len(forms) == 2 and len(set(counts.values())) == 1
+        for form, several in list(forms.items())[: 1 if both else 2]:
+            needs = [gib(each["device_bytes"]) for each in several if each["device_bytes"] is not None]
+            sizes = f" ({', '.join(needs)} of {gib(document['capacity_bytes'])} GiB)" if needs else ""
+            yield f"{counts[form]} GPUs{'' if both else f', {form} form'}: {why}{sizes}"
+
+
+def _small(error: float) -> str:
+    return percent(error) if error >= 0.001 else "less than 0.1%"
+
+
+def _times(factor: float) -> str:
+    """A speed-up, to three digits or the unit."""
+    return f"{factor:,.0f}x" if factor >= 100 else f"{factor:.1f}x" if factor >= 10 else f"{factor:.2f}x"
+
+
+def _fraction(serial_fraction: float) -> str:
+    """A serial fraction, to three digits that count, whose limit is its inverse."""
+    return (
+        "0"
+        if serial_fraction == 0
+        else f"{serial_fraction:.3g}"
+        if abs(serial_fraction) < 1e-3
+        else f"{serial_fraction:.4f}"
+    )

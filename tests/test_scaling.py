@@ -1,0 +1,438 @@
+"""Ever more GPUs: the laws and their fits, counts and layouts that grow, what is serial in a step, and the command."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from conftest import Run
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from rich.console import Console
+from scipy.optimize import least_squares
+
+import nanum as nanum_package
+from nanum.cluster import Cluster
+from nanum.cluster import load as load_cluster
+from nanum.cluster.measured import Exchange, Grid, Measured
+from nanum.errors import Refused
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import load as load_model
+from nanum.prediction import karp_flatt
+from nanum.report.scaling import print_scaling
+from nanum.scaling import Cut, Growth, Scaling, Uncut, scale
+from nanum.scaling.cuts import faster
+from nanum.scaling.growth import cluster_of, doubling, job_of
+from nanum.scaling.laws import (
+    amdahl_limit,
+    amdahl_speedup,
+    fit_amdahl,
+    fit_gustafson,
+    fit_with_shares,
+    gpus_at_half_efficiency,
+    gustafson_speedup,
+)
+from nanum.units import format_seconds
+
+FRACTIONS = st.floats(1e-6, 0.9)
+COUNTS = st.lists(st.integers(1, 10**6), min_size=1, max_size=8, unique=True).filter(lambda counts: max(counts) > 1)
+SPEEDUPS = st.lists(st.tuples(st.integers(2, 10**5), st.floats(0.01, 1.2)), min_size=1, max_size=6)
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+
+
+@given(FRACTIONS, COUNTS)
+def test_a_curve_of_amdahl_gives_back_its_fraction(fraction: float, counts: list[int]) -> None:
+    found = fit_amdahl([(n, amdahl_speedup(fraction, n)) for n in counts])
+    assert found == pytest.approx(fraction, rel=1e-9, abs=1e-9)
+
+
+@given(FRACTIONS, COUNTS)
+def test_a_line_of_gustafson_gives_back_its_fraction(fraction: float, counts: list[int]) -> None:
+    found = fit_gustafson([(n, gustafson_speedup(fraction, n)) for n in counts])
+    assert found == pytest.approx(fraction, rel=1e-9, abs=1e-9)
+
+
+@given(FRACTIONS, st.floats(0.1, 1.0), st.lists(st.integers(1, 4096), min_size=3, max_size=8, unique=True))
+def test_shares_of_some_efficiency_are_told_from_what_is_serial(
+    fraction: float, each: float, counts: list[int]
+) -> None:
+    found = fit_with_shares([(n, amdahl_speedup(fraction, n, each)) for n in counts])
+    assert found is not None
+    assert found.serial_fraction == pytest.approx(fraction, rel=1e-6, abs=1e-9)
+    assert found.share_efficiency == pytest.approx(each, rel=1e-6)
+    half = found.gpus_at_half_efficiency
+    assert half is not None
+    assume(half > 0)
+    assert found.speedup(half) / half == pytest.approx(0.5, rel=1e-4)
+
+
+@given(FRACTIONS)
+def test_half_the_efficiency_is_lost_at_one_and_the_limit(fraction: float) -> None:
+    half, limit = gpus_at_half_efficiency(fraction), amdahl_limit(fraction)
+    assert half is not None
+    assert limit is not None
+    assert half == pytest.approx(1 + limit)
+    assert amdahl_speedup(fraction, half) / half == pytest.approx(0.5)
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=2, unique=True))
+@example([3, 7, 49])  # whose seconds, divided and multiplied, are not quite those of one
+def test_without_anything_serial_there_is_no_limit(counts: list[int]) -> None:
+    seconds = 1.1
+    pairs = [(n, seconds / (seconds / n)) for n in counts]
+    assert fit_amdahl(pairs) == 0
+    assert amdahl_limit(0.0) is None
+    assert gpus_at_half_efficiency(0.0) is None
+
+
+@given(SPEEDUPS)
+def test_the_fitted_fraction_lies_between_the_points(points: list[tuple[int, float]]) -> None:
+    pairs = [(n, n * efficiency) for n, efficiency in points]
+    each = [karp_flatt(speedup, n) for n, speedup in pairs]
+    found = fit_amdahl(pairs)
+    assert found is not None
+    assert min(each) - 1e-9 <= found <= max(each) + 1e-9
+
+
+PAIRS = [(8, 6.9), (16, 12.0), (64, 33.0), (256, 71.0)]
+
+
+def test_fits_are_the_least_squares_of_relative_errors() -> None:
+    one = least_squares(lambda s: [speedup / amdahl_speedup(s[0], n) - 1 for n, speedup in PAIRS], [0.01], xtol=1e-14)
+    assert fit_amdahl(PAIRS) == pytest.approx(one.x[0], rel=1e-6)
+    two = least_squares(lambda q: [speedup * (q[0] + q[1] / n) - 1 for n, speedup in PAIRS], [0.01, 1.0], xtol=1e-14)
+    shares = fit_with_shares(PAIRS)
+    assert shares is not None
+    assert shares.serial_fraction == pytest.approx(two.x[0], rel=1e-6)
+    assert shares.share_efficiency == pytest.approx((1 - two.x[0]) / two.x[1], rel=1e-6)
+    weak = least_squares(
+        lambda s: [gustafson_speedup(s[0], n) / speedup - 1 for n, speedup in PAIRS], [0.1], xtol=1e-14
+    )
+    assert fit_gustafson(PAIRS) == pytest.approx(weak.x[0], rel=1e-6)
+
+
+def test_one_gpu_alone_says_nothing_of_a_law() -> None:
+    assert fit_amdahl([(1, 1.0)]) is None
+    assert fit_gustafson([(1, 1.0)]) is None
+    assert fit_with_shares(PAIRS[:2]) is None
+
+
+@pytest.mark.parametrize(("fraction", "speedup"), [(0.004, 1020), (0.008, 1016)])
+def test_gustafsons_paper(fraction: float, speedup: int) -> None:
+    """Gustafson 1988: 1,024 processors whose serial time is 0.4 to 0.8 percent are 1,016 to 1,020 times as fast."""
+    assert round(gustafson_speedup(fraction, 1024)) == speedup
+
+
+# --- what grows -------------------------------------------------------------------------------------------------------
+
+NODE, EIGHT = load_cluster("1x8xh100-sxm"), load_cluster("8x8xh100-sxm")
+
+
+@given(st.integers(1, 600), st.integers(1, 80), st.integers(1, 64))
+def test_default_counts_double_and_can_be_had(nodes: int, per_node: int, held: int) -> None:
+    cluster = replace(NODE, nodes=nodes, gpus_per_node=per_node)
+    counts = doubling(cluster, held)
+    assert counts[-1] == cluster.gpus
+    assert all(2 * before <= after for before, after in pairwise(counts))
+    for n in counts:
+        assert cluster_of(cluster, n).gpus == n
+        assert n % held == 0 or n == cluster.gpus
+    assert counts[0] < 2 * held or per_node % held  # the fewest there are, but where nodes do not hold the ranks
+
+
+def test_counts_by_hand() -> None:
+    assert doubling(EIGHT, 1) == (1, 2, 4, 8, 16, 32, 64)
+    assert doubling(EIGHT, 16) == (16, 32, 64)
+    assert doubling(replace(NODE, nodes=8, gpus_per_node=72), 1) == (1, 2, 4, 9, 18, 36, 72, 144, 288, 576)
+    assert doubling(replace(NODE, nodes=24), 1) == (1, 2, 4, 8, 24, 48, 96, 192)
+
+
+def test_more_nodes_of_the_same_machine_and_parts_of_one() -> None:
+    assert (cluster_of(EIGHT, 1024).nodes, cluster_of(EIGHT, 1024).gpus_per_node) == (128, 8)
+    assert (cluster_of(EIGHT, 4).nodes, cluster_of(EIGHT, 4).gpus_per_node) == (1, 4)
+    assert cluster_of(EIGHT, 1024).inter_node == EIGHT.inter_node
+    with pytest.raises(Refused, match="not whole nodes of 8"):
+        cluster_of(EIGHT, 12)
+
+
+def test_the_axis_that_grows() -> None:
+    plain = Structure(zero=0)
+    assert Growth.of(Layout(dp_shard=64)).on(128) == Layout(dp_shard=128)
+    assert Growth.of(Layout(dp_replicate=8, dp_shard=8)).on(128) == Layout(dp_replicate=16, dp_shard=8)
+    assert Growth.of(Layout(structure=plain)).on(16) == Layout(dp_replicate=16, structure=plain)
+    assert Growth.of(Layout(dp_shard=4, tp=8, pp=2)).on(48) == Layout(dp_shard=3, tp=8, pp=2)
+    with pytest.raises(Refused, match="pp 2 · tp 8 = 16 ranks do not divide"):
+        Growth.of(Layout(tp=8, pp=2)).on(24)
+
+
+def test_the_weak_forms_batch() -> None:
+    job = Job(1024, 128)
+    assert [job_of(job, EIGHT, n, "weak").global_batch_size for n in (8, 64, 512)] == [16, 128, 1024]
+    assert job_of(job, EIGHT, 512, "strong") is job
+    with pytest.raises(Refused, match="no whole number"):
+        job_of(job, EIGHT, 1, "weak") and job_of(Job(1024, 100), EIGHT, 8, "weak")
+
+
+# --- a machine --------------------------------------------------------------------------------------------------------
+
+GPT2 = load_model("gpt2")
+PIPELINE = Structure(zero=1, tensor="sequence", pipelined=True)
+
+
+def _scaled(engine: str, layout: Layout, cluster: Cluster = EIGHT, **more: Any) -> Scaling:
+    return scale(GPT2, Job(1024, 256), cluster, layout, engine, **more)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Scaling:
+    return _scaled("torch", Layout(dp_replicate=64, structure=Structure(zero=0)), gpus=(1, 2, 8, 64, 256))
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Scaling:
+    return _scaled("megatron", Layout(dp_shard=16, tp=2, pp=2, micro_batch_size=2, structure=PIPELINE))
+
+
+@pytest.fixture(params=["plain", "pipeline"])
+def scaled(request: pytest.FixtureRequest) -> Scaling:
+    found: Scaling = request.getfixturevalue(request.param)
+    return found
+
+
+def test_points_are_predictions(scaled: Scaling) -> None:
+    document = scaled.to_dict()
+    for curve, points in ((scaled.strong, document["points"]), (scaled.weak, document["weak"]["points"])):
+        assert [point["gpus"] for point in points] == sorted({p.cluster.gpus for p in curve.predictions})
+        for p, point in zip(curve.predictions, points, strict=True):
+            asked = nanum_package.predict(p.model, p.job, p.cluster, p.layout, p.engine.name)
+            assert point["step_seconds"] == asked.time.step_seconds
+            assert point["layout"]["num_microbatches"] == asked.num_microbatches
+            assert point["speedup"] == pytest.approx(asked.one_gpu_seconds / asked.time.step_seconds)
+            assert point["efficiency"] == pytest.approx(point["speedup"] / point["gpus"])
+            rates = (asked.rates(asked.time.step_seconds), points[0])
+            assert point["speedup_over_first"] == pytest.approx(
+                rates[0]["tokens_per_second"] / rates[1]["tokens_per_second"]
+            )
+    for p, point in zip(scaled.strong.predictions, document["points"], strict=True):
+        assert point["serial_fraction"] == pytest.approx(p.time.serial_fraction)
+
+
+def test_the_forms_meet_at_the_whole_cluster(scaled: Scaling) -> None:
+    strong, weak = (
+        next(p for p in curve.predictions if p.cluster.gpus == EIGHT.gpus) for curve in (scaled.strong, scaled.weak)
+    )
+    assert strong is weak
+
+
+def test_the_amdahl_of_the_document(scaled: Scaling) -> None:
+    document = scaled.to_dict()
+    law, points = document["amdahl"], document["points"]
+    s = law["serial_fraction"]
+    assert s > 0
+    assert law["limit"] == pytest.approx(1 / s)
+    assert law["gpus_at_half_efficiency"] == pytest.approx(1 + 1 / s)
+    assert law["limit"] > max(point["speedup"] for point in points)
+    errors = [abs(point["speedup_by_the_law"] / point["speedup"] - 1) for point in points]
+    assert law["worst_error"] == pytest.approx(max(errors))
+    assert [one["gpus"] for one in law["continued"]] == [points[-1]["gpus"] * 2**i for i in (1, 2, 3)]
+
+
+def test_the_parts_add_up_to_the_serial_fraction(scaled: Scaling) -> None:
+    serial = scaled.serial
+    assert serial is not None
+    time = serial.prediction.time
+    parts = {part.name: part for part in serial.parts()}
+    assert sum(part.serial_fraction for part in parts.values()) == pytest.approx(time.serial_fraction)
+    even = serial.one_gpu_seconds / serial.gpus
+    assert sum(part.seconds for part in parts.values()) == pytest.approx(time.step_seconds - even)
+    assert parts["exposed_communication"].seconds == time.exposed_communication_seconds
+    assert parts["bubble"].seconds == time.bubble_seconds
+    exposed = sum(row.exposed_seconds for row, _ in serial.exchanges())
+    assert exposed == pytest.approx(time.exposed_communication_seconds, rel=0.02)
+
+
+def test_an_optimizer_that_is_not_sharded_is_serial(plain: Scaling, pipeline: Scaling) -> None:
+    """DDP's ranks each update all: but for the share that one GPU's would be, that is serial. ZeRO's update a share."""
+    assert plain.serial is not None
+    assert pipeline.serial is not None
+    update = plain.serial.prediction.time.optimizer_seconds
+    found = {part.name: part.seconds for part in plain.serial.parts()}
+    assert found["optimizer"] == pytest.approx(update * (1 - 1 / plain.serial.gpus))
+    sharded = {part.name: part.seconds for part in pipeline.serial.parts()}
+    assert sharded["optimizer"] < 0.2 * float(pipeline.serial.prediction.alone.optimizer_seconds)
+
+
+def _cuts(scaled: Scaling) -> dict[str, Cut]:
+    return {cut.name: cut for cut in scaled.cuts if isinstance(cut, Cut)}
+
+
+def test_cuts_are_no_slower_than_what_they_bound(scaled: Scaling) -> None:
+    serial, cuts = scaled.serial, _cuts(scaled)
+    assert serial is not None
+    step = serial.prediction.time.step_seconds
+    for name in ("hide", "bucket", "links"):
+        assert cuts[name].step_seconds < step
+        assert cuts[name].serial_fraction < serial.fraction(step)
+    assert cuts["hide"].step_seconds < min(cuts["bucket"].step_seconds, cuts["links"].step_seconds)
+    for cut in cuts.values():
+        assert cut.times_faster == pytest.approx(step / cut.step_seconds)
+
+
+def test_links_that_are_free_leave_nothing_exposed(scaled: Scaling) -> None:
+    serial = scaled.serial
+    assert serial is not None
+    free = replace(serial.prediction, cluster=faster(serial.prediction.cluster, 1e15, latency=0.0))
+    assert free.time.exposed_communication_seconds == 0
+    assert _cuts(scaled)["hide"].step_seconds == pytest.approx(free.time.step_seconds)
+    assert free.time.compute_seconds == pytest.approx(serial.prediction.time.compute_seconds)
+
+
+def test_a_pipelines_cuts(pipeline: Scaling) -> None:
+    serial, cuts = pipeline.serial, _cuts(pipeline)
+    assert serial is not None
+    p = serial.prediction
+    assert cuts["bubble"].step_seconds == pytest.approx(p.time.step_seconds - p.time.bubble_seconds)
+    smaller = nanum_package.predict(p.model, p.job, p.cluster, replace(p.layout, micro_batch_size=1), "megatron")
+    assert cuts["micro_batches"].step_seconds == smaller.time.step_seconds
+    interleaved = replace(p.layout.structure, schedule="interleaved", virtual_stages=2)
+    other = nanum_package.predict(p.model, p.job, p.cluster, replace(p.layout, structure=interleaved), "megatron")
+    assert cuts["schedule"].step_seconds <= other.time.step_seconds
+    fp8 = nanum_package.predict(p.model, replace(p.job, precision="fp8"), p.cluster, p.layout, "megatron")
+    assert cuts["fp8"].step_seconds == fp8.time.step_seconds
+    assert cuts["fp8"].serial_fraction == pytest.approx(fp8.time.serial_fraction)  # beside one GPU in fp8
+    assert {cut.name: cut.why for cut in pipeline.cuts if isinstance(cut, Uncut)}["optimizer"] == "ZeRO-1 shards it"
+
+
+def test_gradients_in_half_their_bytes(pipeline: Scaling) -> None:
+    """Megatron reduces fp32: half the bytes are what links of twice the speed take as long for, but of gradients."""
+    cuts = _cuts(pipeline)
+    assert pipeline.serial is not None
+    step = pipeline.serial.prediction.time.step_seconds
+    assert cuts["links"].step_seconds < cuts["half_gradients"].step_seconds < step
+
+
+def test_an_optimizer_that_can_be_sharded(plain: Scaling) -> None:
+    assert plain.serial is not None
+    p = plain.serial.prediction
+    layout = Layout(dp_shard=p.layout.dp_replicate, structure=Structure(zero=1))
+    sharded = nanum_package.predict(p.model, p.job, p.cluster, layout, "torch")
+    assert _cuts(plain)["optimizer"].step_seconds == sharded.time.step_seconds
+
+
+def test_links_whose_exchanges_were_measured_are_faster_as_a_whole() -> None:
+    grid = Grid(("bytes",), ((1e3, 1e9),), (1e-4, 1e-1), (1e-4, 1e-1), (1e-4, 1e-1), 5, "measured", "here")
+    measured = replace(NODE, measured=Measured(exchanges=(Exchange("all_reduce", 8, 1, grid),)))
+    found = _scaled("torch", Layout(dp_replicate=8, structure=Structure(zero=0)), measured, gpus=(8,))
+    cuts = _cuts(found)
+    assert found.serial is not None
+    time = found.serial.prediction.time
+    assert "bucket" not in cuts
+    saved = time.step_seconds - cuts["links"].step_seconds
+    assert 0.4 * time.exposed_communication_seconds < saved <= time.exposed_communication_seconds
+
+
+def test_the_best_layout_for_each_count() -> None:
+    job = Job(1024, 64)
+    found = scale(GPT2, job, NODE, gpus=(4, 8))
+    p = found.strong.predictions[0]
+    best = nanum_package.plan(GPT2, job, p.cluster, top=1).best[0]
+    assert p.layout == best.layout
+    assert p.time.step_seconds == best.time.step_seconds
+    alone = {point.one_gpu_seconds for point in found.strong.points}
+    assert alone == {min(p.one_gpu_seconds for p in found.strong.predictions)}
+
+
+def test_counts_that_are_no_points_say_why() -> None:
+    """Of one node as a cluster, whose batch of 256 the weak form grows beyond it."""
+    found = _scaled("torch", Layout(structure=Structure(zero=0)), NODE, gpus=(8, 12, 24, 512))
+    why = {(each.gpus, each.form): each.why for each in found.strong.rejected + found.weak.rejected}
+    assert set(why) == {(12, "strong"), (12, "weak"), (24, "strong"), (512, "strong")}
+    assert why[12, "weak"] == ("the GPUs are not whole nodes of 8",)
+    assert why[24, "strong"] == (
+        "micro_batch_size·dp_replicate·dp_shard = 1·24·1 = 24 does not divide global_batch_size=256",
+    )
+    assert found.fits
+
+
+def test_a_question_without_any_possible_count() -> None:
+    with pytest.raises(Refused) as refused:
+        _scaled("torchtitan", Layout(tp=5), gpus=(8, 12))
+    assert refused.value.reasons == (
+        "tp 5 ranks do not divide the GPUs",
+        "on 12 GPUs: the GPUs are not whole nodes of 8",
+        "tp=5 does not divide num_attention_heads=12",
+        "tp=5 does not divide intermediate_size=3072",
+    )
+    with pytest.raises(Refused, match="0 GPUs: must be from 1"):
+        _scaled("torchtitan", Layout(), gpus=(0, 8))
+    with pytest.raises(Refused, match="no count"):
+        _scaled("torchtitan", Layout(), gpus=())
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_fits_80_columns(scaled: Scaling) -> None:
+    document = scaled.to_dict()
+    console = Console(file=io.StringIO(), width=80)
+    print_scaling(document, console)
+    assert isinstance(console.file, io.StringIO)
+    page = console.file.getvalue()
+    assert max(map(len, page.splitlines())) <= 80
+    assert f"Amdahl's law through the points: s = {document['amdahl']['serial_fraction']:.4f}" in page
+    for point in document["points"]:
+        assert f"{point['efficiency']:.1%}" in page
+    for cut in document["cuts"]:
+        assert cut["what"].split()[0] in page
+        assert format_seconds(cut["step_seconds"]) in page
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "gpus"),
+    [
+        (["--gpus", "16,8"], 0, [8, 16]),
+        (["--zero", "0", "--engine", "torch"], 0, [1, 2, 4, 8]),
+        (["--dp-shard", "2"], 0, [2, 4, 8]),
+        (["--dp-replicate", "4", "--dp-shard", "2"], 0, [2, 4, 8]),
+        (["--dp-replicate", "1", "--dp-shard", "8"], 0, [1, 2, 4, 8]),
+    ],
+)
+def test_the_command(nanum: Run, argv: list[str], code: int, gpus: list[int]) -> None:
+    done = nanum("scale", "gpt2", "1x8xh100-sxm", "--seq-len", "256", "--global-batch-size", "64", *argv, "--json")
+    assert done.returncode == code, done.stderr
+    assert [point["gpus"] for point in json.loads(done.stdout)["points"]] == gpus
+
+
+def test_no_count_that_fits_is_bad_news(nanum: Run) -> None:
+    done = nanum("scale", "llama-3.1-70b", "1x8xh100-sxm", "--gpus", "4,8")
+    assert done.returncode == 1
+    assert "It fits on none of these counts of GPUs" in done.stdout
+    assert "4, 8 GPUs: more memory than the device has" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "reasons"),
+    [
+        (
+            ["--gpus", "0,x", "--tp", "5"],
+            ["--gpus '0' must be at least 1", "--gpus 'x' is not a whole number", "tp=5 does not divide"],
+        ),
+        (["--best", "--tp", "2", "--no-sp"], ["--best seeks a layout for each count of GPUs: leave out --tp, --sp"]),
+        (["--dp-replicate", "4", "--dp-shard", "4"], ["dp_replicate·dp_shard = 16, but the cluster has 8 GPUs"]),
+        (["--gpus", "12"], ["the GPUs are not whole nodes of 8"]),
+        (["--tp", "16"], ["tp 16 ranks do not divide the GPUs", "tp=16 does not divide num_attention_heads=12"]),
+    ],
+)
+def test_what_cannot_be_asked(nanum: Run, argv: list[str], reasons: list[str]) -> None:
+    done = nanum("scale", "gpt2", "1x8xh100-sxm", *argv)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    for reason in reasons:
+        assert reason in done.stderr
