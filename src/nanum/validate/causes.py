@@ -25,7 +25,9 @@ LAUNCH_SECONDS = 30e-6
 """Of the host, for each kernel of an eager step: 25 to 35 us (`data/measured/cost.toml`, at launch)."""
 LAUNCH_BOUND = 2.0
 """Kernels that take fewer launches than this on average wait for the host: it does more than launch, and eager code
-launches more than is counted (casts, checks of the loss scale)."""
+launches more than is counted (casts, checks of the loss scale). Chosen with the errors seen: it parts vTrain's
+single nodes from all other sources. Nothing is predicted from it.
+"""
 LEAST_PART = 0.1
 """Of a prediction: smaller parts are not named."""
 HEAD_ALIGNMENT = 8
