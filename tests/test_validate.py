@@ -16,7 +16,7 @@ from nanum.units import GB, GIB
 from nanum.validate import read, validate
 from nanum.validate.questions import Question, question_of
 from nanum.validate.rows import Row
-from nanum.validate.summary import Compared, errors, summary
+from nanum.validate.summary import Compared, errors, mean_of_sources, summary
 
 ROW = {
     "id": "own-1",
@@ -243,6 +243,27 @@ def test_errors_by_hand() -> None:
     assert found["in_range"] == pytest.approx(0.5)  # b's is 4 to 7, c's 8 to 14; a's ends at 1.4 and d's begins at 2.4
 
 
+def test_the_width_of_a_range_by_hand() -> None:
+    ranges = [
+        (10.0, 8.0, 14.0),
+        (10.0, 9.0, 11.0),
+        (4.0, 3.0, 4.0),
+    ]  # half of it over what is predicted: 0.3, 0.1, 0.125
+    rows = [Compared(str(i), "s", "step_seconds", 10.0, p, low, high) for i, (p, low, high) in enumerate(ranges)]
+    found = errors([*rows, Compared("none", "s", "step_seconds", 10.0, 10.0)])
+    assert found["width_median"] == pytest.approx(0.125)
+    assert errors(rows[:0])["width_median"] is None
+
+
+def test_a_source_of_many_rows_does_not_speak_for_all() -> None:
+    many = summary(Compared(str(i), "many", "step_seconds", 1.0, 2.0) for i in range(9))
+    few = summary([Compared("a", "few", "step_seconds", 2.0, 1.0, 0.5, 3.0)])
+    found = mean_of_sources([many, few, summary([])], "step_seconds")
+    assert (found["sources"], found["mape"], found["bias"]) == (2, 0.75, 0.25)
+    assert (found["in_range"], found["width_median"]) == (1.0, 1.25)  # of the one that has ranges
+    assert mean_of_sources([many], "memory_bytes")["mape"] is None
+
+
 def test_quantities_are_not_mixed() -> None:
     found = summary([Compared("a", "s", "step_seconds", 1, 2), Compared("a", "s", "memory_bytes", 4, 3)])
     assert found["step_seconds"]["bias"] == 1
@@ -252,21 +273,24 @@ def test_quantities_are_not_mixed() -> None:
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-SUMMARY = {"n", "mape", "median", "p90", "max", "bias", "in_range"}
+SUMMARY = {"n", "mape", "median", "p90", "max", "bias", "in_range", "width_median"}
 
 
 def test_the_contract_of_the_document(nanum: Run, tmp_path: Path) -> None:
     silent = {**ROW, "id": "own-2", "measured": {"step_time_s": 1.0, "memory_gb": 3, "memory_def": "GB"}}
-    file = lines(tmp_path / "rows.jsonl", ROW, silent, {**ROW, "id": "own-3", "precision": "nvfp4"}, "")
+    other = {**silent, "id": "own-4", "layout": {"gpus": 8, "tp": 8}, "measured": {"step_time_s": 9.0}}
+    file = lines(tmp_path / "rows.jsonl", ROW, silent, {**ROW, "id": "own-3", "precision": "nvfp4"}, other, "")
     done = nanum("validate", str(file), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     keys = {"id", "source", "quantity", "measured", "predicted", "low", "high", "signed_error"}
     assert all(keys <= row.keys() for row in found["rows"])
     assert [(row["id"], row["quantity"]) for row in found["rows"]] == [
-        ("own-1", "step_seconds"), ("own-1", "memory_bytes"), ("own-2", "step_seconds")
+        ("own-1", "step_seconds"), ("own-1", "memory_bytes"), ("own-2", "step_seconds"), ("own-4", "step_seconds")
     ]  # fmt: skip
-    time, memory, _ = found["rows"]
+    time, memory, *_ = found["rows"]
+    assert [row["group"] for row in found["rows"]] == ["own-1", None, "own-1", "own-1"]
+    assert time["likely_cause"] == "repeats of this run differ by 50%"  # own-2 is this run in a second
     assert time["signed_error"] == pytest.approx(time["predicted"] / 1.5 - 1)
     assert time["low"] < time["predicted"] < time["high"]
     assert memory["measured"] == 20 * GIB
@@ -279,10 +303,20 @@ def test_the_contract_of_the_document(nanum: Run, tmp_path: Path) -> None:
     for part in (found["summary"], found["by_source"]["own"]):
         assert part["step_seconds"].keys() >= SUMMARY
         assert part["memory_bytes"].keys() >= SUMMARY
-        assert (part["step_seconds"]["n"], part["memory_bytes"]["n"]) == (2, 1)
+        assert (part["step_seconds"]["n"], part["memory_bytes"]["n"]) == (3, 1)
+        assert part["ranking"] == {
+            "sources": 1,
+            "groups": 1,
+            "pairs": 1,  # the repeats are one layout
+            "right": 1.0,
+            "threshold": 0.05,
+            "regret_median": 0.0,
+            "regret_worst": 0.0,
+            "worst_group": {"layouts": 2, "chosen": "own-1", "best": "own-1"},
+        }
     shown = nanum("validate", str(file), "--rows")
     assert shown.returncode == 0
-    for words in ("Step times", "Memory, worst first", "own-1", "fp4 is not modelled"):
+    for words in ("Step times", "Which layout is faster", "Memory, worst first", "own-1", "fp4 is not modelled"):
         assert words in shown.stdout
 
 

@@ -45,16 +45,16 @@ def check_writable(file: Path, *, force: bool) -> None:
         raise Refused(f"{file.parent}: {error.strerror or error}") from None
 
 
-def write_whole(file: Path, text: str, *, force: bool) -> None:
-    """Write `text` into `file`, which is as before until all of it is there.
+def write_whole(file: Path, content: str | bytes, *, force: bool) -> None:
+    """Write `content`, text as UTF-8, into `file`, which is as before until all of it is there.
 
     Raises `Refused` as `check_writable` does, and where the disk is full.
     """
     check_writable(file, force=force)
     descriptor, unfinished = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
-        with open(descriptor, "w", encoding="utf-8") as opened:
-            opened.write(text)
+        with open(descriptor, "wb") as opened:
+            opened.write(content.encode("utf-8") if isinstance(content, str) else content)
         os.chmod(unfinished, 0o666 & ~_umask())
         os.replace(unfinished, file)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -85,16 +85,21 @@ def groups_of(nodes: tuple[Node, ...], known: Once[Groups] | None = None) -> Gro
 
 def flops(nodes: Iterable[Node], *, recompute: bool = True) -> Any:
     """FLOPs of matmuls and attention, those of recompute counted or not."""
-    return _flops(tuple(nodes), recompute, Once())
+    return _summed(tuple(nodes), lambda node: node.flops if recompute or node.phase != "recompute" else 0.0, Once())
 
 
-def _flops(nodes: Iterable[Node], recompute: bool, known: Once[Any]) -> Any:
+def kernels(nodes: Iterable[Node]) -> Any:
+    """How many kernels are launched, exchanges aside; one that neither computes nor moves anything is none."""
+    return _summed(tuple(nodes), lambda node: 1.0 * ((node.flops > 0) | (node.bytes_moved > 0)), Once())
+
+
+def _summed(nodes: Iterable[Node], read: Callable[[Compute], Any], known: Once[Any]) -> Any:
+    """The sum over all kernels, repeats counted."""
     total: Any = 0.0
     for node in nodes:
         if isinstance(node, Compute):
-            if recompute or node.phase != "recompute":
-                total = total + node.flops
+            total = total + read(node)
         elif isinstance(node, Repeat):
-            body = known((node.body,), partial(_flops, node.body, recompute, known))
+            body = known((node.body,), partial(_summed, node.body, read, known))
             total = total + node.count * take(body, node.at)
     return total

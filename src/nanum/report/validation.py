@@ -1,8 +1,11 @@
-"""Published runs beside their predictions, on a terminal: how far off, by source, and why rows were skipped."""
+"""Published runs beside their predictions, on a terminal: how far off, by source, which layouts are called
+faster, and why rows were skipped.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from rich.console import Console
 
@@ -10,9 +13,14 @@ from nanum.report.numbers import duration, gib, percent, whole
 from nanum.report.tables import Document, print_list, print_table, say, title
 
 QUANTITIES = {"step_seconds": "Step times", "memory_bytes": "Memory"}
-HEADINGS = ("source", "runs", "mean error", "median", "90 % below", "most", "bias", "in range")
-ROW = ("run", "source", "measured", "predicted", "error")
-NOTE = "an error is |predicted/measured - 1|, and the bias its mean with its sign"
+HEADINGS = ("source", "runs", "mean", "median", "90 % below", "most", "bias", "in range", "range")
+RANKING = ("source", "groups", "pairs", "called right", "first choice: median regret", "worst")
+ROW = ("run", "measured", "predicted", "error", "likely cause")
+NOTE = (
+    "an error is |predicted/measured - 1|, and the bias its mean with its sign; the range is what is predicted, "
+    "as low and high as it is printed, and its median width"
+)
+HINT = "A likely cause is a hint, from what is known of the row and from the parts of its prediction: no finding."
 
 
 def print_validation(document: Document, console: Console, *, rows: bool) -> None:
@@ -23,14 +31,21 @@ def print_validation(document: Document, console: Console, *, rows: bool) -> Non
             continue
         title(console, heading)
         by_source = ((name, each[quantity]) for name, each in document["by_source"].items())
+        total = document["summary"][quantity]
         lines = [_line(name, errors) for name, errors in by_source if errors["n"]]
-        print_table(console, HEADINGS, [*lines, _line("all", document["summary"][quantity])], words=1)
-        _print_out_of_memory(document["summary"][quantity]["oom"], console)
+        lines += [_line("all runs", total)]
+        if total["mean_of_sources"]["sources"] > 1:
+            lines += [_line("sources' mean", {**total["mean_of_sources"], "n": None, "max": None})]
+        print_table(console, HEADINGS, lines, words=1)
+        _print_out_of_memory(total["oom"], console)
+    _print_ranking(document, console)
     for quantity, heading in QUANTITIES.items():
         found = [row for row in document["rows"] if row["quantity"] == quantity]
         if rows and found:
             title(console, f"{heading}, worst first")
-            print_table(console, ROW, map(_row, sorted(found, key=_badness, reverse=True)), words=2)
+            say(console, HINT)
+            lines = [_row(row) for row in sorted(found, key=_badness, reverse=True)]
+            print_table(console, ROW, lines, words=1, last_is_words=True)
     _print_why(document, console)
     assumed = [f"{each['source']}: {each['engine']}; " + "; ".join(each["assumed"]) for each in document["sources"]]
     print_list(console, "Taken for granted, by source", assumed)
@@ -41,13 +56,47 @@ def _n(errors: Document) -> int:
 
 
 def _line(name: str, errors: Document) -> tuple[str, ...]:
-    bias = errors["bias"]
+    bias, width = errors["bias"], errors["width_median"]
     return (
         name,
-        whole(errors["n"]),
-        *(percent(errors[key]) for key in ("mape", "median", "p90", "max")),
-        percent(None) if bias is None else f"{bias:+.1%}",
+        _or_dash(errors["n"], whole),
+        *(_or_dash(errors[key], percent) for key in ("mape", "median", "p90", "max")),
+        "-" if bias is None else f"{bias:+.1%}",
         "-" if errors["in_range"] is None else f"{errors['in_range']:.0%}",
+        "-" if width is None else f"±{width:.0%}",
+    )
+
+
+def _or_dash(value: float | None, show: Callable[[float], str]) -> str:
+    return "-" if value is None else show(value)
+
+
+def _print_ranking(document: Document, console: Console) -> None:
+    """How well runs are ranked that differ in their layout alone."""
+    total = document["summary"]["ranking"]
+    if not total["groups"]:
+        return
+    title(console, "Which layout is faster: runs that differ in their layout alone")
+    found = [(name, each["ranking"]) for name, each in document["by_source"].items() if each["ranking"]["groups"]]
+    lines = [_ranked(name, each) for name, each in found]
+    print_table(console, RANKING, [*lines, *([_ranked("sources' mean", total)] if len(found) > 1 else [])], words=1)
+    apart = Counter(each["threshold"] for _, each in found)
+    usual = apart.most_common(1)[0][0]
+    others = [f"{name} {each['threshold']:.0%}" for name, each in found if each["threshold"] != usual]
+    say(
+        console,
+        f"A pair is two layouts of a group whose steps were measured over {usual:.0%} apart"
+        f"{' (' + ', '.join(others) + ')' if others else ''}; a regret is how much longer the layout that is predicted "
+        "fastest took than the fastest.",
+    )
+
+
+def _ranked(name: str, ranking: Document) -> tuple[str, ...]:
+    return (
+        name,
+        whole(ranking["groups"]),
+        whole(ranking["pairs"]),
+        *(_or_dash(ranking[key], percent) for key in ("right", "regret_median", "regret_worst")),
     )
 
 
@@ -68,7 +117,7 @@ def _row(row: Document) -> tuple[str, ...]:
         measured, said = "did not fit", "right" if row["oom_right"] else "wrong"
     else:
         measured, said = show(row["measured"]), f"{error:+.1%}"
-    return row["id"], row["source"], measured, show(row["predicted"]), said
+    return row["id"], measured, show(row["predicted"]), said, row["likely_cause"] or "-"
 
 
 def _print_why(document: Document, console: Console) -> None:
