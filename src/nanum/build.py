@@ -326,9 +326,12 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     mesh, dims = layout.mesh, _dims(model, job, layout, conventions)
     ends = Shapes(mesh, dims, at)
     layers = LayerKinds.of(model, job.trained)
-    uneven = job.expert_imbalance != 1 and structure.own_experts
-    crowded = ("N", "ep", where(layout.ep > 1, job.expert_imbalance, 1.0)) if uneven else None
-    of_kinds = tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at, crowded) for kind in layers.kinds)
+    ranks = layout.data_ranks * layout.cp * (layout.tp if structure.tensor == "sequence" else 1)
+    uneven = job.routing.share(job.expert_imbalance) / job.routing.share(1.0)
+    crowded = ("N", "ep", where(layout.ep > 1, uneven, 1.0)) if uneven != 1 and structure.own_experts else None
+    of_kinds = tuple(
+        Shapes(mesh, {**dims, **layer_dims(kind, dims, ranks, job.routing)}, at, crowded) for kind in layers.kinds
+    )
     given = conventions, structure, job.trained
     emitted = tuple(
         emit_layer(model, kind, here, *given, given_grad=layers.given_grad(i))

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from nanum.arrays import ceiling, least
 from nanum.blocks.body import Streams
 from nanum.conventions import EXPERT_ACTIVATION, SHARED_EXPERTS
+from nanum.job import Routing
 from nanum.model import Experts, Mlp
 from nanum.operators.elementwise import activated, pointwise, residual, swiglu
 from nanum.operators.experts import combine, expert_linear, route, scaled, spread
@@ -16,16 +18,28 @@ from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor
 
 
-def expert_dims(e: Experts, tokens: Any) -> dict[str, Any]:
-    """Global sizes: each expert has an equal share of the slots that `tokens` need."""
+def expert_dims(e: Experts, tokens: Any, ranks: Any, routing: Routing) -> dict[str, Any]:
+    """Global sizes: each expert has an equal share of the slots that `tokens` need, or as many as it may take from each
+    of the `ranks` that have them.
+    """
     return {
         "E": e.num_experts,
-        "N": -(-tokens * e.num_experts_per_tok // e.num_experts),
+        "N": _slots(e, tokens, ranks, routing),
         "choices": e.num_experts_per_tok,
         "F": e.expert.intermediate_size,
         "G": e.shared.intermediate_size if e.shared else 0,
         "one": 1,
     }
+
+
+def _slots(e: Experts, tokens: Any, ranks: Any, routing: Routing) -> Any:
+    """Slots of each expert, where tokens choose all alike."""
+    even = -(-tokens * e.num_experts_per_tok // e.num_experts)
+    if routing.capacity is None:
+        return even
+    # Rounded up on each rank (Megatron-LM, moe_utils.py: `get_capacity`).
+    most = ranks * ceiling(tokens // ranks * e.num_experts_per_tok / e.num_experts * routing.capacity)
+    return most if routing.padded else least(even, most)
 
 
 def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:

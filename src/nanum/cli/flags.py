@@ -78,6 +78,14 @@ ExpertImbalance = Annotated[
     str | None,
     _text("--expert-imbalance", "X", "Of --ep, the fullest rank's token slots over its even share. [1]"),
 ]
+ExpertCapacity = Annotated[
+    str | None,
+    _text("--expert-capacity", "X", "Slots that an expert takes, over its even share; others are dropped. [all]"),
+]
+PadExperts = Annotated[
+    bool | None,
+    typer.Option("--pad-experts", help="Each expert has as many slots as it may take. [no]", show_default=False),
+]
 RankOrder = Annotated[
     str | None, _text("--rank-order", "AXES", "Mesh axes, outermost first. [pp,dp_replicate,dp_shard,cp,tp]")
 ]

@@ -13,6 +13,7 @@ from nanum.job import Job, Optimizer
 from nanum.layout import ONE_CHUNK, Layout, Loss, Schedule, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.experts import capacity_rule
 from nanum.rules.loss import loss_rule
 from nanum.rules.recompute import recompute_rules
 from nanum.schedule import stages_of
@@ -44,6 +45,7 @@ class Engine:
     recompute_modules: tuple[str, ...] = ()  # that a selective recompute may name
     recomputes_some_layers: bool = False  # can it recompute some layers of a stage and not the others?
     losses: tuple[Loss, ...] = ("full",)  # that it has
+    drops_tokens: bool = False  # may its experts have a capacity?
 
     @property
     def refuses(self) -> tuple[Rule, ...]:
@@ -51,6 +53,7 @@ class Engine:
             *self.rules,
             _schedule_rule(self.name, self.schedules),
             *(() if self.fp8 else (_fp8_rule(self.name),)),
+            *(() if self.drops_tokens else (capacity_rule(self.name),)),
             *recompute_rules(self.name, self.recompute_modules, self.recomputes_some_layers),
             loss_rule(self.name, self.losses),
             _untrained_stage_rule(self),

@@ -274,5 +274,6 @@ MEGATRON = Engine(
     default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
     fp8=True,
     recompute_modules=tuple(MODULES),
+    drops_tokens=True,  # --moe-expert-capacity-factor, --moe-pad-expert-input-to-capacity
     recomputes_some_layers=True,  # recompute.py: --recompute-method block
 )

@@ -127,7 +127,7 @@ def flags_of(document: Document) -> str:
     words.append(f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}")
     usual = {"precision": "bf16", "optimizer": "adamw", "expert_imbalance": 1.0}
     said = [(name.replace("_", "-"), job[name]) for name, word in usual.items() if job.get(name, word) != word]
-    return " ".join(words + [f"--{name} {value}" for name, value in said])
+    return " ".join([*words, *(f"--{name} {value}" for name, value in said), *_routing_flags(job.get("routing", {}))])
 
 
 def layout_words(layout: Document) -> str:
@@ -158,9 +158,19 @@ def layout_words(layout: Document) -> str:
 
 
 def _job_words(job: Document, model: Document) -> str:
-    usual = {"trained": job.get("trained"), "expert_imbalance": 1.0}
+    usual = {"trained": job.get("trained"), "routing": job.get("routing"), "expert_imbalance": 1.0}
     plain = [f"{key} {_value(value)}" for key, value in job.items() if key not in usual or value != usual[key]]
+    plain += [flag[2:].replace("-", " ") for flag in _routing_flags(job.get("routing", {}))]
     return " · ".join([*plain, *_trained_words(job.get("trained", {}), model.get("trained_parameters", 0))])
+
+
+def _routing_flags(routing: Document) -> list[str]:
+    """How tokens come to experts, where that is not as usual."""
+    said = {"expert-capacity": routing.get("capacity")}
+    return [
+        *(f"--{name} {value:g}" for name, value in said.items() if value is not None),
+        *(["--pad-experts"] if routing.get("padded") else []),
+    ]
 
 
 def _trained_words(trained: Document, parameters: int) -> list[str]:

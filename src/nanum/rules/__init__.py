@@ -24,7 +24,7 @@ from nanum.layout import (
     TensorParallel,
 )
 from nanum.model import Experts, Layer, Mlp, Model
-from nanum.rules.experts import OF_EXPERTS
+from nanum.rules.experts import CAPACITY, OF_EXPERTS
 from nanum.rules.loss import OF_LOSS
 from nanum.rules.recompute import OF_RECOMPUTE
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
@@ -333,6 +333,7 @@ OF_JOB = (
     *OF_TRAINED_JOB,
     TOO_LARGE_TO_COUNT,
     IMBALANCE,
+    CAPACITY,
 )
 """Rules that hold for every layout: they look at the model, the job and the cluster."""
 
