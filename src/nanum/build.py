@@ -14,9 +14,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from nanum.arrays import distinct, least, where
+from nanum.arrays import distinct, least
 from nanum.blocks.body import Body, Emitted
 from nanum.blocks.ends import PositionTables, embedding_body, head_body, rotary_angles_bytes
+from nanum.blocks.experts import crowded
 from nanum.blocks.layer import LayerKinds, emit_layer, layer_body, layer_dims
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
@@ -40,7 +41,7 @@ from nanum.schedule import order, rank_of, stage_of, stages_of
 from nanum.sharding import BATCH_AXES, Shapes, Tensor
 
 T = TypeVar("T")
-BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "micro_batch_size")
+BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "ep_intra", "micro_batch_size")
 """What a part of the model can see of a layout. Layouts that differ in nothing else share its body."""
 
 
@@ -326,11 +327,9 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     mesh, dims = layout.mesh, _dims(model, job, layout, conventions)
     ends = Shapes(mesh, dims, at)
     layers = LayerKinds.of(model, job.trained)
-    ranks = layout.data_ranks * layout.cp * (layout.tp if structure.tensor == "sequence" else 1)
-    uneven = job.routing.share(job.expert_imbalance) / job.routing.share(1.0)
-    crowded = ("N", "ep", where(layout.ep > 1, uneven, 1.0)) if uneven != 1 and structure.own_experts else None
     of_kinds = tuple(
-        Shapes(mesh, {**dims, **layer_dims(kind, dims, ranks, job.routing)}, at, crowded) for kind in layers.kinds
+        Shapes(mesh, {**dims, **layer_dims(kind, dims, layout, job.routing)}, at, crowded(kind, layout, job))
+        for kind in layers.kinds
     )
     given = conventions, structure, job.trained
     emitted = tuple(

@@ -49,11 +49,14 @@ ALL = Trained()
 class Routing:
     """How tokens come to experts. An expert takes at most `capacity` times its even share of each rank's slots, the
     others are dropped (GShard, arXiv 2006.16668); None drops none. Where experts are `padded`, each has so many slots
-    whatever is sent to it.
+    whatever is sent to it. A token's experts are of `group_topk` of `groups` equal runs; where these are 0, as many as
+    the model says.
     """
 
     capacity: float | None = None
     padded: bool = False
+    groups: int = 0
+    group_topk: int = 0
 
     def share(self, imbalance: float) -> float:
         """Of its even share, what the fullest rank of expert parallelism is sent, where tokens would send it

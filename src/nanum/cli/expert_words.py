@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanum.job import Routing
+from nanum.layout import Layout
 
 if TYPE_CHECKING:
     from nanum.cli.words import Reader
+    from nanum.cluster import Cluster
     from nanum.engines.engine import Engine
 
 
@@ -30,6 +33,20 @@ def routing(reader: Reader) -> Routing:
     """How tokens come to experts."""
     capacity = reader.ratio("expert_capacity", 1e-6, "must be a number over 0")
     padded = reader.switch("pad_experts", False)
+    groups, group_topk = (reader.whole(name, 0) for name in ("router_groups", "router_group_topk"))
+    if reader.said("router_groups") != reader.said("router_group_topk"):
+        reader.reasons.append("--router-groups and --router-group-topk go together: of how many, and how many")
+    elif reader.said("router_groups") and groups < 1 and not reader.unread:
+        reader.reasons.append(f"--router-groups {groups}: must be at least 1")
     if padded and not reader.said("expert_capacity"):
         reader.reasons.append("--pad-experts pads to a capacity: add --expert-capacity")
-    return Routing(capacity, padded and capacity is not None)
+    return Routing(capacity, padded and capacity is not None, groups, group_topk)
+
+
+def with_nodes(layout: Layout, cluster: Cluster) -> Layout:
+    """The layout with what it says of nodes, which are the cluster's."""
+    if layout.structure.dispatcher != "flex":
+        return layout
+    from nanum.rules.dispatch import sharing_a_node
+
+    return replace(layout, ep_intra=int(sharing_a_node(layout, cluster.gpus_per_node)))

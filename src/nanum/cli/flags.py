@@ -86,6 +86,24 @@ PadExperts = Annotated[
     bool | None,
     typer.Option("--pad-experts", help="Each expert has as many slots as it may take. [no]", show_default=False),
 ]
+RouterGroups = Annotated[
+    str | None, _text("--router-groups", "N", "Equal groups of experts, of which a token's are chosen. [the model's]")
+]
+RouterGroupTopk = Annotated[
+    str | None, _text("--router-group-topk", "M", "How many of the groups a token is sent to. [the model's]")
+]
+Dispatcher = Annotated[
+    str | None,
+    _text(
+        "--dispatcher",
+        "alltoall|flex",
+        "How tokens come to experts on other ranks: each to all of its experts, or once to each node that has some and "
+        "on to their ranks (DeepEP). [alltoall]",
+    ),
+]
+DispatchDtype = Annotated[
+    str | None, _text("--dispatch-dtype", "bf16|fp8", "Of --dispatcher flex, what tokens are sent in. [bf16]")
+]
 RankOrder = Annotated[
     str | None, _text("--rank-order", "AXES", "Mesh axes, outermost first. [pp,dp_replicate,dp_shard,cp,tp]")
 ]

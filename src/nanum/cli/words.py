@@ -26,6 +26,8 @@ from nanum.layout import (
     ONE_STAGE,
     RECOMPUTE_MODULES,
     ContextParallel,
+    DispatchDtype,
+    Dispatcher,
     GradSync,
     Layout,
     Loss,
@@ -62,6 +64,8 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "loss": (get_args(Loss), ()),
     "offload": (("none",), ("optimizer", "params", "activations")),
     "grad_sync": (get_args(GradSync), ()),
+    "dispatcher": (get_args(Dispatcher), ()),
+    "dispatch_dtype": (get_args(DispatchDtype), ()),
     "cp_kind": (tuple(kind for kind in get_args(ContextParallel) if kind != "none"), ()),
 }
 
@@ -168,6 +172,7 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     layout = layout_of(reader, engine, asked.cluster.gpus if asked is not None else None)
     if asked is None or reader.unread:
         raise Refused(reader.reasons)
+    layout = expert_words.with_nodes(layout, asked.cluster)
     if reader.none_left:
         reader.reasons += _broken_rules(asked, layout, without_world=True)
     elif reader.reasons:
@@ -325,6 +330,7 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         "schedule": (schedule := reader.choice("schedule", "1f1b")),
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),
+        **{name: reader.choice(name, getattr(Structure, name)) for name in ("dispatcher", "dispatch_dtype")},
     }
     reshard = reader.switch("reshard", bool(engine.default_reshard(sizes["pp"])) if engine is not None else True)
     if zero == "3" and not reshard and not reader.said("reshard"):

@@ -10,9 +10,10 @@ from nanum.arrays import least
 from nanum.cluster import Cluster
 from nanum.conventions import Conventions, Numerics
 from nanum.job import Job, Optimizer
-from nanum.layout import ONE_CHUNK, Layout, Loss, Schedule, Structure
+from nanum.layout import ONE_CHUNK, Dispatcher, Layout, Loss, Schedule, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.dispatch import dispatcher_rule
 from nanum.rules.experts import capacity_rule
 from nanum.rules.loss import loss_rule
 from nanum.rules.recompute import recompute_rules
@@ -46,6 +47,7 @@ class Engine:
     recomputes_some_layers: bool = False  # can it recompute some layers of a stage and not the others?
     losses: tuple[Loss, ...] = ("full",)  # that it has
     drops_tokens: bool = False  # may its experts have a capacity?
+    dispatchers: tuple[Dispatcher, ...] = ("alltoall",)  # of tokens to experts
 
     @property
     def refuses(self) -> tuple[Rule, ...]:
@@ -54,6 +56,7 @@ class Engine:
             _schedule_rule(self.name, self.schedules),
             *(() if self.fp8 else (_fp8_rule(self.name),)),
             *(() if self.drops_tokens else (capacity_rule(self.name),)),
+            dispatcher_rule(self.name, self.dispatchers),
             *recompute_rules(self.name, self.recompute_modules, self.recomputes_some_layers),
             loss_rule(self.name, self.losses),
             _untrained_stage_rule(self),

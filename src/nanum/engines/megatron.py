@@ -33,6 +33,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
 from nanum.rules import Rule
+from nanum.rules.dispatch import fp8_dispatch_rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
@@ -223,6 +224,11 @@ RULES = (
             f"{' and '.join(_within(layout))} already, and twice over is not modelled (megatron)"
         ),
     ),
+    fp8_dispatch_rule(
+        "megatron",
+        lambda job: job.precision != "fp8",
+        "NCCL EP's MXFP8 is read by the experts' products as it is, so that these are of fp8 too: add --precision fp8",
+    ),
     eager_rule("megatron", "its kernels are fused by themselves"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
     EQUAL_STAGES,
@@ -274,6 +280,7 @@ MEGATRON = Engine(
     default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
     fp8=True,
     recompute_modules=tuple(MODULES),
+    dispatchers=("alltoall", "flex"),  # --moe-token-dispatcher-type; flex's backends are DeepEP, and for fp8 NCCL EP
     drops_tokens=True,  # --moe-expert-capacity-factor, --moe-pad-expert-input-to-capacity
     recomputes_some_layers=True,  # recompute.py: --recompute-method block
 )

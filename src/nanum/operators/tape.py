@@ -17,6 +17,7 @@ from nanum.collectives import wire_bytes
 from nanum.conventions import Conventions, has_adapter
 from nanum.dtypes import ITEMSIZE, NF4
 from nanum.job import ALL, Trained
+from nanum.layout import DispatchDtype, Dispatcher
 from nanum.program import Collective, Compute, Mark, Node, Operands, Phase, Repeat
 from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
 
@@ -74,6 +75,8 @@ class Tape:
     own_trained: bool = True  # are the model's own weights in this part trained?
     adapters: bool = False  # may linear layers in this part have adapters?
     context: str = "none"  # how attention meets the keys of other context-parallel ranks; none where cp = 1
+    dispatcher: Dispatcher = "alltoall"  # of tokens to experts on a mesh of their own
+    dispatch_dtype: DispatchDtype = "bf16"
     forward: list[Op] = field(default_factory=list)
     backward: list[Op] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
@@ -258,10 +261,15 @@ class Tape:
         *,
         what: str = "activations",
         times: Any = 1,
+        reads: tuple[Tensor, ...] | None = None,
+        writes: tuple[Tensor, ...] | None = None,
     ) -> None:
-        """Exchanges of buffers as they lie, `times` one after the other."""
+        """Exchanges of buffers as they lie, `times` one after the other. Where it is said what is read and written, the
+        buffers are the library's own.
+        """
         node = collective(self.shapes, kind, axes, source, after, self._phase, what)
-        self._send(kind, (source,), (after, *self._scratch(node)), node.times(times))
+        reads = (source,) if reads is None else reads
+        self._send(kind, reads, (after, *self._scratch(node)) if writes is None else writes, node.times(times))
 
     def _exchange(
         self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor, what: str | None
@@ -334,6 +342,8 @@ class Tape:
 
     def quantized(self, t: Tensor) -> Tensor:
         """In fp8, as each side of a product reads it. Weights are quantized wherever they are used."""
+        if t.dtype in ("fp8", "mxfp8"):
+            return t
         if t not in self._quantized or t.category == "params":
             self._quantized[t] = self.kernel("quantize", (t,), t.like(size=None), "fp8")
         return self._quantized[t]

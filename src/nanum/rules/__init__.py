@@ -24,6 +24,7 @@ from nanum.layout import (
     TensorParallel,
 )
 from nanum.model import Experts, Layer, Mlp, Model
+from nanum.rules.dispatch import OF_DISPATCH
 from nanum.rules.experts import CAPACITY, OF_EXPERTS
 from nanum.rules.loss import OF_LOSS
 from nanum.rules.recompute import OF_RECOMPUTE
@@ -352,6 +353,7 @@ OF_LAYOUT = (
     *(_heads_rule(name) for name in ("num_attention_heads", "num_key_value_heads")),
     RING_KERNEL,
     *OF_EXPERTS,
+    *OF_DISPATCH,
     *OF_TRAINED,
     *OF_RECOMPUTE,
     *OF_LOSS,
