@@ -147,6 +147,7 @@ class Conventions:
     prefetches_units: bool = False  # backward gathers the whole next unit ahead; else of several groups the last alone
     ring_overlaps: bool = False  # a ring's exchanges run beside its attention (Transformer Engine), or are waited for
     ring_gathers: bool = True  # a ring's keys and values come by one gather, or are passed on rank by rank
+    gathers_keys_again: bool = False  # gathered keys are gathered again in backward (Transformer Engine), or kept
     cpu_attention: bool = False  # PyTorch's flash kernel of CPUs: it has scratch, and wants a mask of gathered keys
     reduce_copies: bool = False  # gloo reduces a copy of what it scatters
     gather_copies: bool = False  # and gathers into a buffer of its own, which it copies out of

@@ -104,6 +104,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         values_are_views=False,  # multi_latent_attention.py makes them contiguous
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
         ring_overlaps=True,  # --cp-comm-type p2p
+        gathers_keys_again=True,  # --cp-comm-type all_gather
         slots_sorted=True,  # token_dispatcher.py: dispatch_postprocess, combine_preprocess
     )
 
@@ -177,11 +178,12 @@ RULES = (
         lambda model, job, cluster, layout: "--optimizer muon is not for --precision fp16 (megatron)",
     ),
     Rule(
-        "megatron's context parallelism by a gather is not modelled yet",
-        lambda model, job, cluster, layout: (layout.cp > 1) & (layout.structure.cp_kind == "allgather"),
+        "megatron's eager attention has no context parallelism",
         lambda model, job, cluster, layout: (
-            f"cp={layout.cp} by --cp-kind allgather: of megatron's ways its p2p (--cp-kind ring) and its a2a "
-            "(--cp-kind ulysses) are modelled; torchtitan and torch gather keys"
+            (layout.cp > 1) & (layout.structure.attention == "eager") & (layout.structure.cp_kind != "ring")
+        ),
+        lambda model, job, cluster, layout: (
+            f"cp={layout.cp} is of Transformer Engine's attention, and --attention eager is megatron's own"
         ),
     ),
     Rule(
@@ -191,7 +193,7 @@ RULES = (
         ),
         lambda model, job, cluster, layout: (
             f"cp={layout.cp} by a ring: {model.name} has layers with a sliding window, which Transformer Engine's p2p "
-            "refuses: use --cp-kind ulysses (megatron)"
+            "refuses: use --cp-kind allgather or ulysses (megatron)"
         ),
     ),
     Rule(
