@@ -38,7 +38,7 @@ from nanum.parallel.replicated import DataRanks, Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
 from nanum.schedule import order, rank_of, stage_of, stages_of
-from nanum.sharding import BATCH_AXES, Shapes, Tensor
+from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes, Tensor
 
 T = TypeVar("T")
 BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "ep_intra", "micro_batch_size")
@@ -284,7 +284,8 @@ def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine)
         way = Accumulated if engine.data_parallel == "accumulated" else Partitioned
         data = way(chain, conventions, structure, buffers)
     elif engine.data_parallel == "partitioned":
-        data = LiveShards(chain, conventions, structure, cast(Each[Unit], weights))
+        ranks = chain.stage.take(parts.shapes.embedding.ranks(ZERO_AXES))
+        data = LiveShards(chain, conventions, structure, cast(Each[Unit], weights), ranks)
     elif _replicates(structure, engine):
         data = Replicated(
             chain, conventions, structure, cast(Each[Unit], weights), DataRanks.of(parts.shapes.embedding, chain.stage)

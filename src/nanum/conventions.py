@@ -158,6 +158,7 @@ class Conventions:
     syncs_last: bool = False  # gradients are reduced over data ranks in the last micro-batch alone, pipelined or not
     reduces_whole: bool = False  # a flat dim's gradients are all-reduced over ZeRO's ranks, which update but a share
     buckets: Buckets = Buckets()
+    shards_over_replicas: bool = False  # ZeRO splits over dp_replicate too
     slots_sorted: bool = False  # slots that arrive are copied in the experts' order, and back before they are returned
     bucket_elements: int = 0  # of a flat buffer: 0 is one exchange a unit
     bucket_bytes: tuple[int, int] = (0, 0)  # of DDP: what closes the first bucket, and what the others

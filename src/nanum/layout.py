@@ -63,6 +63,7 @@ class Structure:
     recompute_layers: int = 0  # full recompute of the first so many layers of each stage; 0: of all
     loss: Loss = "full"
     loss_chunks: int = 8  # of a chunked loss
+    hpz: bool = False  # ZeRO-3 over replicas too, with a second copy of the weights among dp_shard and cp (DeepSpeed)
     dispatcher: Dispatcher = "alltoall"  # of tokens to experts that are spread
     dispatch_dtype: DispatchDtype = "bf16"  # in which tokens are sent to experts; what comes back is in bf16
 

@@ -130,6 +130,7 @@ def predict(
     schedule: flags.Schedule = None,
     zero: flags.Zero = None,
     reshard: flags.Reshard = None,
+    hpz: flags.Hpz = None,
     recompute: flags.Recompute = None,
     recompute_layers: flags.RecomputeLayers = None,
     micro_batch_size: flags.MicroBatchSize = None,

@@ -123,6 +123,14 @@ Reshard = Annotated[
         show_default=False,
     ),
 ]
+Hpz = Annotated[
+    bool | None,
+    typer.Option(
+        "--hpz/--no-hpz",
+        help="ZeRO-3 over dp_replicate too, with a second copy of the weights among dp_shard and cp. [no]",
+        show_default=False,
+    ),
+]
 Sp = Annotated[
     bool | None,
     typer.Option(

@@ -330,6 +330,7 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         "schedule": (schedule := reader.choice("schedule", "1f1b")),
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),
+        "hpz": reader.switch("hpz", False),
         **{name: reader.choice(name, getattr(Structure, name)) for name in ("dispatcher", "dispatch_dtype")},
     }
     reshard = reader.switch("reshard", bool(engine.default_reshard(sizes["pp"])) if engine is not None else True)

@@ -5,7 +5,9 @@ backward), cross_entropy.py (a vocabulary-parallel loss), distributed/ (buffers,
 elements, exchanged during the last backward), pipeline_parallel/schedules.py (its interleaved schedule), transformer/
 (fused kernels), arguments.py. bf16 parameters, fp32 main gradients, fp32 master weights. What its kernels hold is
 Transformer Engine's: an empty tensor for each shape of a weight in the place of its gradient, which is in the buffer.
-Its own loss keeps an fp32 softmax, whatever tp.
+Its own loss keeps an fp32 softmax, whatever tp. Where `dp_replicate` is over 1 the distributed optimizer has so many
+instances (--num-distributed-optimizer-instances): its shards are of dp_shard and cp, and gradients are reduce-scattered
+among these, then all-reduced among the instances.
 """
 
 from __future__ import annotations

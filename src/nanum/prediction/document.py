@@ -163,6 +163,7 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
         "num_microbatches": int(num_microbatches),
         "zero": s.zero,
         "reshard": s.reshard,
+        "hpz": s.hpz,
         "sp": s.tensor == "sequence",
         "cp_kind": s.cp_kind,
         "schedule": s.schedule,

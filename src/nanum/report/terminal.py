@@ -116,7 +116,7 @@ def flags_of(document: Document) -> str:
             words.append(f"--virtual-stages {at['virtual_stages']}")
     if at["ep"] > 1:
         words.append(f"--etp {at['etp']}")
-    words += dispatch_flags(at)
+    words += [*dispatch_flags(at), *(["--hpz"] if at.get("hpz") else [])]
     if at["rank_order"] != ",".join(RANK_ORDER):
         words.append(f"--rank-order {at['rank_order']}")
     if at["attention"] != "flash":
@@ -139,7 +139,8 @@ def layout_words(layout: Document) -> str:
     others = []
     if (zero := flat.get("zero")) is not None:
         kept = zero == 3 and flat.get("reshard") is False
-        others.append(f"ZeRO-{zero}{', weights kept gathered' if kept else ''}" if zero else "no ZeRO")
+        twice = ", weights sharded twice (hpZ)" if flat.get("hpz") else ""
+        others.append(f"ZeRO-{zero}{', weights kept gathered' if kept else ''}{twice}" if zero else "no ZeRO")
     if flat.get("tensor") == "sequence" or flat.get("sp") is True:
         others.append("sequence parallel")
     if flat.get("cp", 1) != 1 and "cp_kind" in flat:

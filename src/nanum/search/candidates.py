@@ -79,6 +79,7 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False) -> lis
             virtual_stages=1,
             pipelined=pipelined,
             own_experts=own,
+            hpz=False,
             dispatcher=like.dispatcher if own else "alltoall",
             dispatch_dtype=like.dispatch_dtype if own else "bf16",
         )
