@@ -257,3 +257,14 @@ def test_bytes_saved_between_nodes_are_time() -> None:
         nanum.predict(MODEL, job, machine, at, engine="megatron").to_dict()["time"] for at in (by_slots, LAYOUT, fp8)
     )
     assert small["step_seconds"] < nodes["step_seconds"] < slots["step_seconds"]
+
+
+def test_exchanges_between_and_within_nodes_run_at_once() -> None:
+    """What is exposed of both is about the longer of them (DeepEP forwards what has arrived while more comes)."""
+    found = nanum.predict(MODEL, Job(S, 64), cluster.load("2x8xh100-sxm"), LAYOUT, engine="megatron").communication
+    seconds, exposed = (
+        {axis: sum(getattr(row, what) for row in found if row.axis == axis) for axis in ("ep_inter", "ep_intra")}
+        for what in ("seconds", "exposed_seconds")
+    )
+    assert sum(exposed.values()) == pytest.approx(max(seconds.values()), rel=0.05)
+    assert max(seconds.values()) < 0.8 * sum(seconds.values())

@@ -9,14 +9,15 @@ The first carries as many copies of a token as it reaches nodes, the second as m
 Read at DeepEP dd758ca (csrc/kernels/legacy/internode.cu: `get_num_bytes_per_token`): beside a token go, of four bytes
 each, the index and the weight of every choice, and two numbers that say where it came from; a multiple of 16 bytes in
 all. Indices go the first time alone; weights with them, and their gradients on the way back. Copies in transit are in
-the library's own buffers.
+the library's own buffers, and one kernel forwards them piece by piece: both exchanges run at once.
 """
 
 from __future__ import annotations
 
 from nanum.dtypes import bytes_of
 from nanum.operators.experts import COPIES, Choice
-from nanum.operators.tape import Tape
+from nanum.operators.tape import Tape, collective
+from nanum.program import CONTEXT_STREAM, Wait
 from nanum.sharding import Split, Tensor
 
 STATIONS: tuple[tuple[str, tuple[str, str], Split, Split], ...] = (
@@ -35,6 +36,7 @@ STATIONS: tuple[tuple[str, tuple[str, str], Split, Split], ...] = (
 )
 """Of each exchange its axis, the dims of what it carries (places, and the copies of tokens for each), and how they lie
 before and after it."""
+TICKET = "copies between nodes"
 AT_EXPERTS: Split = {"ranks": ("ep",), "R": COPIES}
 SLOTS_AT_EXPERTS: Split = {"E": ("ep",), "N": COPIES}
 
@@ -95,16 +97,18 @@ def returned(t: Tape, y: Tensor, h: Tensor) -> Tensor:
 def _exchange(
     t: Tape, token: Tensor, words: int, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], *, back: bool
 ) -> None:
-    """Both exchanges of rows like `token`'s, each with so many `words` of four bytes beside it."""
+    """Both exchanges of rows like `token`'s, each with so many `words` of four bytes beside it; the way `back` ends
+    between nodes.
+    """
     row = bytes_of(t.shapes.dims["D"], token.dtype) + 4 * (words + 2)
     row = -(-row // 16) * 16
-    stations = STATIONS[::-1] if back else STATIONS
-    for i, (axis, dims, near, far) in enumerate(stations):
+    nodes = []
+    for axis, dims, near, far in STATIONS:
         before, after = (
             Tensor("copies", dims, split, token.dtype, size=t.shapes.elements(dims, split) * row)
             for split in ((far, near) if back else (near, far))
         )
-        last = i == len(stations) - 1
-        lands = writes if last else (t.buffer("copies on their way", 0),)
-        t.exchange("all_to_all", (axis,), before, after, reads=reads, writes=lands)
-        reads = (*reads, *lands)
+        nodes.append(collective(t.shapes, "all_to_all", (axis,), before, after, t.phase, "activations"))
+    between, within = nodes
+    started = between.started(t.phase, CONTEXT_STREAM, TICKET)
+    t.loop("dispatch", reads, writes, 1, started, within, Wait(CONTEXT_STREAM, TICKET))

@@ -261,15 +261,10 @@ class Tape:
         *,
         what: str = "activations",
         times: Any = 1,
-        reads: tuple[Tensor, ...] | None = None,
-        writes: tuple[Tensor, ...] | None = None,
     ) -> None:
-        """Exchanges of buffers as they lie, `times` one after the other. Where it is said what is read and written, the
-        buffers are the library's own.
-        """
+        """Exchanges of buffers as they lie, `times` one after the other."""
         node = collective(self.shapes, kind, axes, source, after, self._phase, what)
-        reads = (source,) if reads is None else reads
-        self._send(kind, reads, (after, *self._scratch(node)) if writes is None else writes, node.times(times))
+        self._send(kind, (source,), (after, *self._scratch(node)), node.times(times))
 
     def _exchange(
         self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor, what: str | None

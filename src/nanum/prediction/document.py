@@ -40,8 +40,7 @@ OF_A_RING = (
     "together",
 )
 OF_NODES = (
-    "DeepEP's buffers in transit, and that its two exchanges run beside each other (they are timed in turn); "
-    "routers are taken to choose all experts alike",
+    "DeepEP's buffers in transit, and the multiprocessors that it takes; routers are taken to choose all experts alike",
 )
 OF_ADAPTERS = (
     "adapters' dropout, and adapters in another dtype than their engine's trained weights (PEFT may keep them in fp32, "
