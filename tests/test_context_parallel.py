@@ -143,6 +143,53 @@ def test_megatron_s_ring_saves_what_attention_does(c: int) -> None:
     assert saved("ring", S, cp=c) == saved("none", S // c)
 
 
+@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("c", [2, 4, 8])
+def test_bytes_of_megatron_s_gather(c: int, t: int) -> None:
+    """ρ(c)·2·b·s·κ/t three times: keys and values are gathered forward, and again backward, where their gradients are
+    reduced too (Transformer Engine's AttnFuncWithCPAndKVAllGather); full recompute gathers them once more.
+    """
+    once = rho(c) * 2 * B * S * KAPPA / t
+    given = {"cp": c, "tp": t, "engine": MEGATRON}
+    assert of_a_layer("cp", "allgather", **given) == (3 * once, 6)
+    for recompute in ("selective", "full"):
+        assert of_a_layer("cp", "allgather", recompute=recompute, **given) == (4 * once, 8)
+    found = {(k.kind, k.phase): int(x.calls) for k, x in rows(step("allgather", **given), "cp").items()}
+    assert found == {
+        ("all_gather", "forward"): 2 * L * M,
+        ("all_gather", "backward"): 2 * L * M,
+        ("reduce_scatter", "backward"): 2 * L * M,
+    }
+
+
+@pytest.mark.parametrize("c", [2, 4])
+def test_megatron_s_gather_saves_a_rank_s_own_rows(c: int) -> None:
+    """As attention to so many rows would; while it runs, all keys and values are there, in order."""
+
+    def layer(kind: str, rows: int, **sizes: int) -> Any:
+        return emit_parts(llama(), Job(rows, B), layout(kind, sizes=sizes), MEGATRON).bodies.layers[0]
+
+    gathered, alone = layer("allgather", S, cp=c), layer("none", S // c)
+    assert peak(gathered.forward).net == peak(alone.forward).net
+    for nodes in (gathered.forward, gathered.backward):
+        ordered = [int(n.bytes) for n in nodes if isinstance(n, Held) and n.name == "order_of_sequence" and n.bytes > 0]
+        assert sum(ordered) == 2 * B * S * KAPPA
+
+
+def test_megatron_s_gather_does_the_same_operations() -> None:
+    alone, gather = (step(k, engine=MEGATRON, **sizes) for k, sizes in (("none", {}), ("allgather", {"cp": 4})))
+    assert flops(gather.program) * 4 == pytest.approx(flops(alone.program), rel=1e-12)
+
+
+def test_megatron_s_gather_takes_windows_and_latent_attention() -> None:
+    """Which its ring refuses."""
+    at = Layout(cp=4, dp_shard=2, structure=Structure(zero=1, cp_kind="allgather"))
+    for name in ("gemma-3-1b", "deepseek-v2-lite"):
+        found = predict(models.load(name), Job(4096, 8), cluster.load("1x8xh100-sxm"), at, engine="megatron")
+        kinds = {row.kind for row in found.communication if row.axis == "cp"}
+        assert kinds == {"all_gather", "reduce_scatter"}
+
+
 @pytest.mark.parametrize("c", [2, 4])
 def test_megatron_s_ring_does_the_same_operations(c: int) -> None:
     """A c-th of the causal attention at each of c steps, forward, and twice backward."""
@@ -172,7 +219,7 @@ def test_megatron_s_optimizer_is_split_over_cp_too() -> None:
     ("model", "seq_len", "kind", "why"),
     [
         ("llama-3.2-1b", 1028, "ring", "2·cp=8 does not divide seq_len=1028"),
-        ("llama-3.2-1b", 1024, "allgather", "are modelled; torchtitan and torch gather keys"),
+        ("llama-3.2-1b", 1028, "allgather", "2·cp=8 does not divide seq_len=1028"),
         ("gemma-3-1b", 1024, "ring", "which Transformer Engine's p2p refuses"),
     ],
 )
@@ -296,9 +343,13 @@ def test_the_structure_follows_the_sizes() -> None:
             "cp·tp=16·4=64 does not divide num_attention_heads=32, under --cp-kind ulysses",
         ),
         ("torch", {"cp": 2, "attention": "eager"}, "cp=2 by a ring puts a flash kernel's results together"),
+        (
+            "megatron",
+            {"cp": 2, "cp_kind": "allgather", "attention": "eager", "zero": 1},
+            "--attention eager is megatron's",
+        ),
         ("torch", {"cp": 2, "zero": 0}, "cp=2 leaves gradients that are sums over its ranks"),
         ("torchtitan", {"cp": 2, "zero": 0}, "FSDP2 is what reduces over cp=2"),
-        ("megatron", {"cp": 2, "cp_kind": "allgather"}, "cp=2 by --cp-kind allgather: of megatron's ways"),
     ],
 )
 def test_an_impossible_layout_is_refused_in_the_users_words(engine: str, given: dict[str, Any], said: str) -> None:

@@ -366,7 +366,7 @@ def test_nanotrons_published_memory() -> None:
     [
         (DEEPSPEED, Layout(tp=8, structure=Structure(tensor="tensor")), "tp=8 is not for deepspeed"),
         (DEEPSPEED, Layout(pp=2, dp_shard=4, structure=Structure(zero=2, pipelined=True)), "needs --zero 0 or 1"),
-        (DEEPSPEED, Layout(dp_replicate=2, dp_shard=4), "use dp_shard alone"),
+        (DEEPSPEED, Layout(dp_replicate=2, dp_shard=4, structure=Structure(zero=2)), "use dp_shard alone"),
         (DEEPSPEED, Layout(cp=2, dp_shard=4, structure=Structure(cp_kind="ring")), "use --cp-kind ulysses"),
         (DEEPSPEED, Layout(dp_shard=8, structure=Structure(reshard=False)), "stage3_max_reuse_distance"),
         (

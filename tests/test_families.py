@@ -126,7 +126,9 @@ def test_deepseek_v3_has_three_dense_layers_and_one_shared_expert() -> None:
     """DeepSeek-V3 (arXiv 2412.19437), section 4.2."""
     model = load("deepseek-v3")
     assert routes(model) == [False] * 3 + [True] * 58
-    experts = Experts(256, 8, Mlp(2048, True, "silu"), shared=Mlp(2048, True, "silu"), correction_bias=True)
+    experts = Experts(
+        256, 8, Mlp(2048, True, "silu"), shared=Mlp(2048, True, "silu"), correction_bias=True, groups=8, group_topk=4
+    )
     assert model.kinds == (
         Layer(LatentAttention(128, 1536, 512, 128, 64, 128), Mlp(18432, True, "silu")),
         Layer(LatentAttention(128, 1536, 512, 128, 64, 128), experts),

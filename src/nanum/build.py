@@ -14,9 +14,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from nanum.arrays import distinct, least, where
+from nanum.arrays import distinct, least
 from nanum.blocks.body import Body, Emitted
 from nanum.blocks.ends import PositionTables, embedding_body, head_body, rotary_angles_bytes
+from nanum.blocks.experts import crowded
 from nanum.blocks.layer import LayerKinds, emit_layer, layer_body, layer_dims
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
@@ -37,10 +38,10 @@ from nanum.parallel.replicated import DataRanks, Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
 from nanum.schedule import order, rank_of, stage_of, stages_of
-from nanum.sharding import BATCH_AXES, Shapes, Tensor
+from nanum.sharding import BATCH_AXES, ZERO_AXES, Shapes, Tensor
 
 T = TypeVar("T")
-BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "micro_batch_size")
+BODY_FIELDS = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "ep_intra", "micro_batch_size")
 """What a part of the model can see of a layout. Layouts that differ in nothing else share its body."""
 
 
@@ -283,7 +284,8 @@ def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine)
         way = Accumulated if engine.data_parallel == "accumulated" else Partitioned
         data = way(chain, conventions, structure, buffers)
     elif engine.data_parallel == "partitioned":
-        data = LiveShards(chain, conventions, structure, cast(Each[Unit], weights))
+        ranks = chain.stage.take(parts.shapes.embedding.ranks(ZERO_AXES))
+        data = LiveShards(chain, conventions, structure, cast(Each[Unit], weights), ranks)
     elif _replicates(structure, engine):
         data = Replicated(
             chain, conventions, structure, cast(Each[Unit], weights), DataRanks.of(parts.shapes.embedding, chain.stage)
@@ -326,9 +328,10 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     mesh, dims = layout.mesh, _dims(model, job, layout, conventions)
     ends = Shapes(mesh, dims, at)
     layers = LayerKinds.of(model, job.trained)
-    uneven = job.expert_imbalance != 1 and structure.own_experts
-    crowded = ("N", "ep", where(layout.ep > 1, job.expert_imbalance, 1.0)) if uneven else None
-    of_kinds = tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at, crowded) for kind in layers.kinds)
+    of_kinds = tuple(
+        Shapes(mesh, {**dims, **layer_dims(kind, dims, layout, job.routing)}, at, crowded(kind, layout, job))
+        for kind in layers.kinds
+    )
     given = conventions, structure, job.trained
     emitted = tuple(
         emit_layer(model, kind, here, *given, given_grad=layers.given_grad(i))

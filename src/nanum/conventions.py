@@ -150,6 +150,7 @@ class Conventions:
     attention_library: Literal["flash", "cudnn", "triton"] = (
         "flash"  # FlashAttention 2, cuDNN's (Transformer Engine's choice), or FlashAttention 1 in Triton
     )
+    gathers_keys_again: bool = False  # gathered keys are gathered again in backward (Transformer Engine), or kept
     cpu_attention: bool = False  # PyTorch's flash kernel of CPUs: it has scratch, and wants a mask of gathered keys
     reduce_copies: bool = False  # gloo reduces a copy of what it scatters
     gather_copies: bool = False  # and gathers into a buffer of its own, which it copies out of
@@ -164,6 +165,7 @@ class Conventions:
     tp_behind: bool = False  # are tensor parallelism's gathers and scatters cut into pieces, beside their products?
     ep_behind: bool = False  # do experts' exchanges run beside the compute of another micro-batch?
     experts_apart: bool = False  # is each expert's product launched apart (Transformer Engine), or all as one?
+    shards_over_replicas: bool = False  # ZeRO splits over dp_replicate too
     slots_sorted: bool = False  # slots that arrive are copied in the experts' order, and back before they are returned
     bucket_elements: int = 0  # of a flat buffer: 0 is one exchange a unit
     bucket_bytes: tuple[int, int] = (0, 0)  # of DDP: what closes the first bucket, and what the others

@@ -46,9 +46,34 @@ ALL = Trained()
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How tokens come to experts. An expert takes at most `capacity` times its even share of each rank's slots, the
+    others are dropped (GShard, arXiv 2006.16668); None drops none. Where experts are `padded`, each has so many slots
+    whatever is sent to it. A token's experts are of `group_topk` of `groups` equal runs; where these are 0, as many as
+    the model says.
+    """
+
+    capacity: float | None = None
+    padded: bool = False
+    groups: int = 0
+    group_topk: int = 0
+
+    def share(self, imbalance: float) -> float:
+        """Of its even share, what the fullest rank of expert parallelism is sent, where tokens would send it
+        `imbalance` times that. A rank's experts are taken to be sent alike.
+        """
+        if self.capacity is None:
+            return imbalance
+        return self.capacity if self.padded else min(imbalance, self.capacity)
+
+
+DROPLESS = Routing()
+
+
+@dataclass(frozen=True)
 class Job:
-    """`seq_len` tokens a sequence, `global_batch_size` sequences a step. The fullest rank of expert parallelism gets
-    `expert_imbalance` times its even share of the slots.
+    """`seq_len` tokens a sequence, `global_batch_size` sequences a step. Of the slots that tokens choose, the fullest
+    rank of expert parallelism would get `expert_imbalance` times its even share.
     """
 
     seq_len: int
@@ -57,11 +82,13 @@ class Job:
     optimizer: Optimizer = "adamw"
     trained: Trained = ALL
     expert_imbalance: float = 1.0
+    routing: Routing = DROPLESS
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Job:
         """As `dataclasses.asdict` and JSON have it."""
-        return cls(**{**document, "trained": Trained(**document.get("trained", {}))})
+        nested = {"trained": Trained(**document.get("trained", {})), "routing": Routing(**document.get("routing", {}))}
+        return cls(**{**document, **nested})
 
     @property
     def dtype(self) -> str:

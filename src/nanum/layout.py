@@ -10,9 +10,10 @@ from typing import Any, Literal
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outermost first: the default rank order (the last one varies fastest, so its ranks are neighbours)."""
 
-EXPERT_AXES = ("edp", "ep", "etp")
+EXPERT_AXES = ("edp", "ep", "ep_inter", "ep_intra", "etp")
 """The axes of experts' own mesh, in place of those that it regroups: data parallel among their copies, expert parallel,
-and tensor parallel within an expert."""
+and tensor parallel within an expert. Where tokens go through nodes, expert parallel is two axes: among nodes, and among
+the ranks of a node."""
 REGROUPED = ("dp_shard", "cp", "tp")
 
 Schedule = Literal[
@@ -33,6 +34,10 @@ RECOMPUTE_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe
 """Parts of a layer that a selective recompute may name, by Megatron-LM's words."""
 Loss = Literal["full", "chunked", "fused"]
 """All logits at once, or of some rows after others: by a loop around the head and the loss, or by Liger's kernel."""
+Dispatcher = Literal["alltoall", "flex"]
+"""By Megatron-LM's words: a token is sent to each of its experts, or once to each node that has some of them and on to
+each of their ranks (DeepEP)."""
+DispatchDtype = Literal["bf16", "fp8"]
 TensorParallel = Literal["none", "tensor", "sequence"]
 ContextParallel = Literal["none", "ring", "allgather", "ulysses"]
 GradSync = Literal["each", "last"]
@@ -58,6 +63,9 @@ class Structure:
     recompute_layers: int = 0  # full recompute of the first so many layers of each stage; 0: of all
     loss: Loss = "full"
     loss_chunks: int = 8  # of a chunked loss
+    hpz: bool = False  # ZeRO-3 over replicas too, with a second copy of the weights among dp_shard and cp (DeepSpeed)
+    dispatcher: Dispatcher = "alltoall"  # of tokens to experts that are spread
+    dispatch_dtype: DispatchDtype = "bf16"  # in which tokens are sent to experts; what comes back is in bf16
 
     @property
     def partly(self) -> bool:
@@ -79,11 +87,17 @@ class Layout:
     rank_order: tuple[str, ...] = AXES
     ep: Any = 1  # ranks that have different experts; they multiply no world
     etp: Any = 1  # ranks that have parts of an expert, where experts have a mesh of their own
+    ep_intra: Any = 1  # of ep, the ranks that share a node, where tokens go through nodes
 
     @property
     def edp(self) -> Any:
         """Ranks that have copies of the same experts, of those that `REGROUPED` multiply to."""
         return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
+    def ep_inter(self) -> Any:
+        """Nodes that ranks with different experts are on, where tokens go through nodes."""
+        return self.ep // self.ep_intra
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -97,13 +111,14 @@ class Layout:
             if axis not in REGROUPED:
                 sizes[axis] = getattr(self, axis)
             elif "edp" not in sizes:
-                sizes |= {name: getattr(self, name) for name in EXPERT_AXES}
+                within = ("ep_inter", "ep_intra") if self.structure.dispatcher == "flex" else ("ep",)
+                sizes |= {name: getattr(self, name) for name in ("edp", *within, "etp")}
         return sizes
 
     @property
     def mesh(self) -> dict[str, Any]:
         """Sizes of all axes that anything is split over."""
-        return {**self.sizes, **(self.expert_sizes if self.structure.own_experts else {})}
+        return {**self.sizes, **({**self.expert_sizes, "ep": self.ep} if self.structure.own_experts else {})}
 
     def named(self, axes: Iterable[str]) -> str:
         """Those of `axes` that have more than one rank, outermost first, joined: what a ledger calls a group."""

@@ -25,7 +25,8 @@ DATA_STREAM = "data"
 REDUCER_STREAM = "reducer"
 """DDP's buckets: beside the compute also where a device has no streams, since threads of the host carry them out."""
 CONTEXT_STREAM = "context"
-"""A ring's exchanges of keys and values, beside the attention that is at work on those before."""
+"""Exchanges beside others' work in one operation: a ring's of keys and values, beside the attention that is at work on
+those before; of tokens between nodes, beside those within a node."""
 AWAITED_STREAMS = (DATA_STREAM, REDUCER_STREAM, CONTEXT_STREAM)
 PIPELINE_STREAM = "pipeline"
 """Sends between stages: the schedule's recurrence waits for them, not the stage."""

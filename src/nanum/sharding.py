@@ -87,14 +87,14 @@ class Shapes:
     left. `at` says which rank is meant, by its index along each axis (0 where it names none); without it, it is the
     first of every axis, which has the most. Sizes may be arrays only then.
 
-    `crowded` is a dim, an axis and a factor: where the axis does not split the dim (any more), the fullest rank has so
-    many times its even share of it.
+    `crowded` has of a dim an axis and a factor: where the axis does not split the dim (any more), the fullest rank has
+    so many times its even share of it.
     """
 
     mesh: Mapping[str, Any]
     dims: dict[str, Any]
     at: Mapping[str, int] | None = None
-    crowded: tuple[str, str, Any] | None = None
+    crowded: Mapping[str, tuple[str, Any]] | None = None
     _parts: dict[tuple[str, tuple[str, ...]], Any] = field(default_factory=dict)
     _elements: dict[Any, Any] = field(default_factory=dict)
     _firsts: dict[tuple[str, ...], Shapes] = field(default_factory=dict)
@@ -110,8 +110,8 @@ class Shapes:
                 self._parts[key] = -(-self.dims[dim] // self.ranks(axes)) if axes else self.dims[dim]
             else:
                 self._parts[key] = self._chunk(self.dims[dim], axes)
-            if self.crowded is not None and dim == self.crowded[0] and self.crowded[1] not in axes:
-                self._parts[key] = ceiling(self._parts[key] * self.crowded[2])
+            if self.crowded and dim in self.crowded and self.crowded[dim][0] not in axes:
+                self._parts[key] = ceiling(self._parts[key] * self.crowded[dim][1])
         return self._parts[key]
 
     def _chunk(self, size: int, axes: tuple[str, ...]) -> int:

@@ -114,7 +114,8 @@ def new_tape(
     flash = structure.attention == "flash"
     sequence, own = structure.tensor == "sequence", structure.own_experts
     return Tape(
-        shapes, conventions, tp, sequence, flash, own, trained, own_trained, adapters, structure.cp_kind
+        shapes, conventions, tp, sequence, flash, own, trained, own_trained, adapters, structure.cp_kind,
+        structure.dispatcher, structure.dispatch_dtype,
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from nanum.blocks.feed_forward import feed_forward
 from nanum.blocks.latent import latent_attention, latent_dims
 from nanum.blocks.linear_attention import linear_attention, linear_attention_dims
 from nanum.conventions import EVERYTHING, EXPERTS, EXPERTS_NORM, FEED_FORWARD, LATENT_NORM, NOTHING, Conventions
-from nanum.job import ALL, Trained
-from nanum.layout import Recompute, Structure
+from nanum.job import ALL, Routing, Trained
+from nanum.layout import Layout, Recompute, Structure
 from nanum.model import Experts, LatentAttention, Layer, LinearAttention, Mlp, Model, Run
 from nanum.operators.elementwise import dropout, residual
 from nanum.operators.norm import norm
@@ -25,12 +25,13 @@ Block = Callable[[Tensor], Tensor]
 """Attention, or a feed-forward block: from what is (mostly) normed to what is added to the residual stream."""
 
 
-def layer_dims(layer: Layer, dims: Mapping[str, Any]) -> dict[str, Any]:
+def layer_dims(layer: Layer, dims: Mapping[str, Any], layout: Layout, routing: Routing) -> dict[str, Any]:
     """Global sizes of what is inside a layer, beside `dims` of what is around it."""
     a, mlp = layer.attention, layer.mlp
     latent = latent_dims(a) if isinstance(a, LatentAttention) else {}
     linear = linear_attention_dims(a) if isinstance(a, LinearAttention) else {}
-    inner = {"F": mlp.intermediate_size} if isinstance(mlp, Mlp) else expert_dims(mlp, dims["B"] * dims["S"])
+    tokens = dims["B"] * dims["S"]
+    inner = {"F": mlp.intermediate_size} if isinstance(mlp, Mlp) else expert_dims(mlp, tokens, layout, routing)
     return {**attention_dims(a), **latent, **linear, **inner}
 
 

@@ -78,6 +78,32 @@ ExpertImbalance = Annotated[
     str | None,
     _text("--expert-imbalance", "X", "Of --ep, the fullest rank's token slots over its even share. [1]"),
 ]
+ExpertCapacity = Annotated[
+    str | None,
+    _text("--expert-capacity", "X", "Slots that an expert takes, over its even share; others are dropped. [all]"),
+]
+PadExperts = Annotated[
+    bool | None,
+    typer.Option("--pad-experts", help="Each expert has as many slots as it may take. [no]", show_default=False),
+]
+RouterGroups = Annotated[
+    str | None, _text("--router-groups", "N", "Equal groups of experts, of which a token's are chosen. [the model's]")
+]
+RouterGroupTopk = Annotated[
+    str | None, _text("--router-group-topk", "M", "How many of the groups a token is sent to. [the model's]")
+]
+Dispatcher = Annotated[
+    str | None,
+    _text(
+        "--dispatcher",
+        "alltoall|flex",
+        "How tokens come to experts on other ranks: each to all of its experts, or once to each node that has some and "
+        "on to their ranks (DeepEP). [alltoall]",
+    ),
+]
+DispatchDtype = Annotated[
+    str | None, _text("--dispatch-dtype", "bf16|fp8", "Of --dispatcher flex, what tokens are sent in. [bf16]")
+]
 RankOrder = Annotated[
     str | None, _text("--rank-order", "AXES", "Mesh axes, outermost first. [pp,dp_replicate,dp_shard,cp,tp]")
 ]
@@ -94,6 +120,14 @@ Reshard = Annotated[
     typer.Option(
         "--reshard/--no-reshard",
         help="ZeRO-3: drop the gathered weights after the forward pass. [the engine's own]",
+        show_default=False,
+    ),
+]
+Hpz = Annotated[
+    bool | None,
+    typer.Option(
+        "--hpz/--no-hpz",
+        help="ZeRO-3 over dp_replicate too, with a second copy of the weights among dp_shard and cp. [no]",
         show_default=False,
     ),
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from nanum.cli import expert_words
 from nanum.errors import Refused
 from nanum.job import (
     ALL,
@@ -25,6 +26,8 @@ from nanum.layout import (
     ONE_STAGE,
     RECOMPUTE_MODULES,
     ContextParallel,
+    DispatchDtype,
+    Dispatcher,
     GradSync,
     Layout,
     Loss,
@@ -61,6 +64,8 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "loss": (get_args(Loss), ()),
     "offload": (("none",), ("optimizer", "params", "activations")),
     "grad_sync": (get_args(GradSync), ()),
+    "dispatcher": (get_args(Dispatcher), ()),
+    "dispatch_dtype": (get_args(DispatchDtype), ()),
     "cp_kind": (tuple(kind for kind in get_args(ContextParallel) if kind != "none"), ()),
 }
 
@@ -114,6 +119,19 @@ class Reader:
             self.reasons.append(f"{_flag(name)} {_short(word)}: must be {_either(modelled + known)}")
         return default
 
+    def ratio(self, name: str, least: float, must: str) -> float | None:
+        """A number from `least` to a million, which `must` says in words; None where the user said none."""
+        if (word := self.word(name)) is None:
+            return None
+        try:
+            number = float(word)
+        except ValueError:
+            number = 0.0
+        if least <= number <= 1e6:
+            return number
+        self.reasons.append(f"{_flag(name)} {_short(word)}: {must}")
+        return None
+
     def switch(self, name: str, default: bool) -> bool:
         value = self.flags.get(name)
         return value if isinstance(value, bool) else default
@@ -154,6 +172,7 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     layout = layout_of(reader, engine, asked.cluster.gpus if asked is not None else None)
     if asked is None or reader.unread:
         raise Refused(reader.reasons)
+    layout = expert_words.with_nodes(layout, asked.cluster)
     if reader.none_left:
         reader.reasons += broken_rules(asked, layout, without_world=True)
     elif reader.reasons:
@@ -181,7 +200,7 @@ def layout_of(
     left = _gpus_left(reader, sizes, gpus, takes)
     if takes == "dp_replicate":
         sizes |= {"dp_replicate": left or 1}
-    experts = _experts(reader, sizes["tp"], engine)
+    experts = expert_words.sizes(reader, sizes["tp"], engine)
     layout = Layout(
         **sizes,
         dp_shard=reader.whole("dp_shard", 1 if takes == "dp_replicate" else left or 1),
@@ -195,16 +214,6 @@ def layout_of(
         reader.none_left = True
         reader.reasons.append(_none_left(sizes, f"the {gpus} {of}"))
     return layout
-
-
-def _experts(reader: Reader, tp: int, engine: Engine | None) -> dict[str, int]:
-    """How experts are divided: as all else is, unless they are spread or the user says otherwise."""
-    ep = reader.whole("ep", 1)
-    default = (engine.default_etp(tp) if engine is not None else 1) if ep > 1 else tp
-    etp = reader.whole("etp", default)
-    if ep > 1 and not reader.said("etp"):
-        reader.defaults.append(f"etp {etp}")
-    return {"ep": ep, "etp": etp}
 
 
 def question_of(model_word: str, cluster_word: str, reader: Reader) -> Question | None:
@@ -246,22 +255,8 @@ def _job(reader: Reader, model: Model | None) -> Job:
         chosen[name] = reader.choice(name, default)
         if not reader.said(name):
             reader.defaults.append(f"{name} {default}")
-    uneven = _imbalance(reader)
-    return Job(seq_len, global_batch_size, trained=trained(reader), expert_imbalance=uneven, **chosen)
-
-
-def _imbalance(reader: Reader) -> float:
-    word = reader.word("expert_imbalance")
-    if word is None:
-        return 1.0
-    try:
-        ratio = float(word)
-    except ValueError:
-        ratio = 0.0
-    if not 1 <= ratio <= 1e6:
-        reader.reasons.append(f"--expert-imbalance {_short(word)}: must be a number of at least 1")
-        return 1.0
-    return ratio
+    chosen |= {"expert_imbalance": expert_words.imbalance(reader), "routing": expert_words.routing(reader)}
+    return Job(seq_len, global_batch_size, trained=trained(reader), **chosen)
 
 
 def trained(reader: Reader) -> Trained:
@@ -336,6 +331,8 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         "schedule": (schedule := reader.choice("schedule", "1f1b")),
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),
+        "hpz": reader.switch("hpz", False),
+        **{name: reader.choice(name, getattr(Structure, name)) for name in ("dispatcher", "dispatch_dtype")},
     }
     reshard = reader.switch("reshard", bool(engine.default_reshard(sizes["pp"])) if engine is not None else True)
     if zero == "3" and not reshard and not reader.said("reshard"):

@@ -2,7 +2,9 @@
 
 Read at DeepSpeed edaa722 (0.19.6, August 2026), with the defaults of its configuration: half-precision gradients
 (`grad_accum_dtype` is the model's), fp32 masters, buckets of 5e8 elements, `overlap_comm` in ZeRO-3 alone
-(zero/config.py). Tensor parallelism is Megatron-DeepSpeed's or AutoTP's, and neither is modelled.
+(zero/config.py). ZeRO-3 among `dp_shard` ranks, of which there are `dp_replicate` groups, is MiCS (`mics_shard_size`,
+gathers not hierarchical), or with `hpz` a second partition (`zero_hpz_partition_size`). Tensor parallelism is
+Megatron-DeepSpeed's or AutoTP's, and neither is modelled.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         grads_resident=False,
         reduces_whole=True,
         buckets=Buckets(overlaps=structure.zero == 3),
+        shards_over_replicas=structure.hpz,
     )
 
 
@@ -147,7 +150,17 @@ RULES = (
             f"zero=0 with pp={layout.pp} in bf16 is deepspeed's BF16_Optimizer, which is not modelled: use --zero 1"
         ),
     ),
-    one_group_rule("deepspeed", (1, 2, 3), "shards over all data ranks", "; MiCS and hpZ are not modelled"),
+    one_group_rule("deepspeed", (1, 2), "shards over all data ranks", "; MiCS and hpZ are of --zero 3"),
+    Rule(
+        "MiCS beside Ulysses is not modelled",
+        lambda model, job, cluster, layout: (
+            (layout.structure.zero == 3) & (not layout.structure.hpz) & (layout.dp_replicate > 1) & (layout.cp > 1)
+        ),
+        lambda model, job, cluster, layout: (
+            f"zero=3 of dp_replicate={layout.dp_replicate} groups is deepspeed's MiCS (mics_shard_size="
+            f"{layout.dp_shard}), which is not modelled beside cp={layout.cp}: use --hpz, or dp_shard alone"
+        ),
+    ),
     unsharded_rule("deepspeed"),
     Rule(
         "DeepSpeed says itself what stays gathered",
@@ -173,5 +186,6 @@ DEEPSPEED = Engine(
     layers_of_stage=weighed_layers,
     rules=RULES,
     layers_by_model=layers_of_stage,
+    hpz=True,
     schedules=("1f1b",),
 )

@@ -10,9 +10,11 @@ from nanum.arrays import least
 from nanum.cluster import Cluster
 from nanum.conventions import Conventions, Numerics
 from nanum.job import Job, Optimizer
-from nanum.layout import ONE_CHUNK, Layout, Loss, Schedule, Structure
+from nanum.layout import ONE_CHUNK, Dispatcher, Layout, Loss, Schedule, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.dispatch import dispatcher_rule
+from nanum.rules.experts import capacity_rule
 from nanum.rules.loss import loss_rule
 from nanum.rules.recompute import recompute_rules
 from nanum.schedule import stages_of
@@ -44,6 +46,9 @@ class Engine:
     recompute_modules: tuple[str, ...] = ()  # that a selective recompute may name
     recomputes_some_layers: bool = False  # can it recompute some layers of a stage and not the others?
     losses: tuple[Loss, ...] = ("full",)  # that it has
+    drops_tokens: bool = False  # may its experts have a capacity?
+    hpz: bool = False  # has it second shares of ZeRO-3's weights?
+    dispatchers: tuple[Dispatcher, ...] = ("alltoall",)  # of tokens to experts
 
     @property
     def refuses(self) -> tuple[Rule, ...]:
@@ -51,6 +56,9 @@ class Engine:
             *self.rules,
             _schedule_rule(self.name, self.schedules),
             *(() if self.fp8 else (_fp8_rule(self.name),)),
+            *(() if self.drops_tokens else (capacity_rule(self.name),)),
+            dispatcher_rule(self.name, self.dispatchers),
+            _hpz_rule(self.name, has=self.hpz),
             *recompute_rules(self.name, self.recompute_modules, self.recomputes_some_layers),
             loss_rule(self.name, self.losses),
             _untrained_stage_rule(self),
@@ -128,6 +136,28 @@ def _untrained_stage_rule(engine: Engine) -> Rule:
         lambda model, job, cluster, layout: (
             f"pp={layout.pp} leaves the {'embedding' if lone_ends(model, layout)[0] else 'head'} alone on a stage, "
             f"where --train {job.trained.weights} trains nothing: take fewer stages, or --train ends ({engine.name})"
+        ),
+    )
+
+
+def _hpz_rule(engine: str, *, has: bool) -> Rule:
+    """Refuses second shares of ZeRO-3's weights, or those that would be none."""
+    if not has:
+        return Rule(
+            f"{engine} has no hpZ",
+            lambda model, job, cluster, layout: layout.structure.hpz,
+            lambda model, job, cluster, layout: f"--hpz is not in {engine}: deepspeed has it",
+        )
+    return Rule(
+        "hpZ without groups",
+        lambda model, job, cluster, layout: (
+            layout.structure.hpz
+            and (layout.structure.zero != 3) | (layout.dp_replicate < 2) | (layout.dp_shard * layout.cp < 2)
+        ),
+        lambda model, job, cluster, layout: (
+            f"--hpz shards weights (--zero 3) over all data ranks and again within each of several groups: "
+            f"zero={layout.structure.zero}, dp_replicate={layout.dp_replicate} groups of dp_shard·cp="
+            f"{layout.dp_shard * layout.cp} ranks ({engine})"
         ),
     )
 

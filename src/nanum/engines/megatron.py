@@ -5,7 +5,9 @@ backward), cross_entropy.py (a vocabulary-parallel loss), distributed/ (buffers,
 elements, exchanged during the last backward), pipeline_parallel/schedules.py (its interleaved schedule), transformer/
 (fused kernels), arguments.py. bf16 parameters, fp32 main gradients, fp32 master weights. What its kernels hold is
 Transformer Engine's: an empty tensor for each shape of a weight in the place of its gradient, which is in the buffer.
-Its own loss keeps an fp32 softmax, whatever tp.
+Its own loss keeps an fp32 softmax, whatever tp. Where `dp_replicate` is over 1 the distributed optimizer has so many
+instances (--num-distributed-optimizer-instances): its shards are of dp_shard and cp, and gradients are reduce-scattered
+among these, then all-reduced among the instances.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
 from nanum.rules import Rule
+from nanum.rules.dispatch import fp8_dispatch_rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
@@ -105,6 +108,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         ring_overlaps=True,  # --cp-comm-type p2p
         attention_library="cudnn",
         experts_apart=True,  # Transformer Engine's GroupedLinear: general_grouped_gemm, one cuBLAS call an expert
+        gathers_keys_again=True,  # --cp-comm-type all_gather
         slots_sorted=True,  # token_dispatcher.py: dispatch_postprocess, combine_preprocess
     )
 
@@ -178,11 +182,12 @@ RULES = (
         lambda model, job, cluster, layout: "--optimizer muon is not for --precision fp16 (megatron)",
     ),
     Rule(
-        "megatron's context parallelism by a gather is not modelled yet",
-        lambda model, job, cluster, layout: (layout.cp > 1) & (layout.structure.cp_kind == "allgather"),
+        "megatron's eager attention has no context parallelism",
         lambda model, job, cluster, layout: (
-            f"cp={layout.cp} by --cp-kind allgather: of megatron's ways its p2p (--cp-kind ring) and its a2a "
-            "(--cp-kind ulysses) are modelled; torchtitan and torch gather keys"
+            (layout.cp > 1) & (layout.structure.attention == "eager") & (layout.structure.cp_kind != "ring")
+        ),
+        lambda model, job, cluster, layout: (
+            f"cp={layout.cp} is of Transformer Engine's attention, and --attention eager is megatron's own"
         ),
     ),
     Rule(
@@ -192,7 +197,7 @@ RULES = (
         ),
         lambda model, job, cluster, layout: (
             f"cp={layout.cp} by a ring: {model.name} has layers with a sliding window, which Transformer Engine's p2p "
-            "refuses: use --cp-kind ulysses (megatron)"
+            "refuses: use --cp-kind allgather or ulysses (megatron)"
         ),
     ),
     Rule(
@@ -224,6 +229,11 @@ RULES = (
             f"--recompute {','.join(layout.structure.recompute_modules)}: moe recomputes "
             f"{' and '.join(_within(layout))} already, and twice over is not modelled (megatron)"
         ),
+    ),
+    fp8_dispatch_rule(
+        "megatron",
+        lambda job: job.precision != "fp8",
+        "NCCL EP's MXFP8 is read by the experts' products as it is, so that these are of fp8 too: add --precision fp8",
     ),
     eager_rule("megatron", "its kernels are fused by themselves"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
@@ -276,5 +286,7 @@ MEGATRON = Engine(
     default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
     fp8=True,
     recompute_modules=tuple(MODULES),
+    dispatchers=("alltoall", "flex"),  # --moe-token-dispatcher-type; flex's backends are DeepEP, and for fp8 NCCL EP
+    drops_tokens=True,  # --moe-expert-capacity-factor, --moe-pad-expert-input-to-capacity
     recomputes_some_layers=True,  # recompute.py: --recompute-method block
 )

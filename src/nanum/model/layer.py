@@ -144,6 +144,8 @@ class Experts:
     shared_gate: bool = False  # the shared expert is scaled by a sigmoid of one more output of the input (Qwen2-MoE)
     router_bias: bool = False
     correction_bias: bool = False
+    groups: int = 1  # equal runs of experts, of which a token is sent to `group_topk` (DeepSeek-V2, section 2.1.2)
+    group_topk: int = 1
 
     @property
     def gated(self) -> bool:

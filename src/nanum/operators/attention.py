@@ -79,7 +79,7 @@ def flash_shape(t: Tape, q: Tensor, flops: Any) -> tuple[Any, Any, Any]:
     return rows, (flops / (2.0 * rows * head)) ** 0.5, head
 
 
-def _answers(q: Tensor, k: Tensor, v: Tensor, name: str) -> Tensor:
+def answers(q: Tensor, k: Tensor, v: Tensor, name: str) -> Tensor:
     """Of each query's heads: as wide as values, where these are not as wide as keys (each head then has its own)."""
     if v.dims == k.dims:
         return q.like(name=name)
@@ -125,7 +125,7 @@ def scratch(t: Tape, q: Tensor, k: Tensor, *, backward: bool = False) -> tuple[T
 
 def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor, window: Window) -> Tensor:
     """Saves q, k, v, the output, and fp32 log-sum-exp of each row."""
-    out = _answers(q, k, v, "attention")
+    out = answers(q, k, v, "attention")
     lse, flops = log_sum_exp(q), (t.shapes.elements(q.dims, q.split) + t.shapes.elements(out.dims, out.split)) * 1.0
     flops = flops * window.keys(_keys(t, k))
     shape = flash_shape(t, q, flops)
@@ -168,7 +168,7 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tens
 
     t.then(probs, softmax_transpose)
     kept = dropout(t, probs, probability, "core_dropout")
-    out = _answers(q, k, v, "core_values")
+    out = answers(q, k, v, "core_values")
     product("core_values", (kept, v), out, wide=False)
 
     def values_transpose() -> None:

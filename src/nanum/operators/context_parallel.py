@@ -13,6 +13,7 @@ from typing import Any
 
 from nanum.conventions import ATTENTION_CORE, RING
 from nanum.operators.attention import WHOLE, Window, attention, flash_flops, flash_shape, log_sum_exp, scratch
+from nanum.operators.gathered_keys import gathered_keys
 from nanum.operators.overlapped_ring import overlapped_ring
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor, reshard
@@ -34,6 +35,8 @@ def _attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float, win
         out = attention(t, heads, keys, values, probability, window)
         home = {out.dims[-1] if d == q.dims[-1] else d: axes for d, axes in q.split.items()}
         return t.resharded(out, home)
+    if t.context == "allgather" and t.flash and t.conventions.gathers_keys_again:
+        return gathered_keys(t, q, k, v, window, AXIS)
     if t.context == "allgather":
         keys, values = (t.resharded(x, _whole_rows(x)) for x in (k, v))
         return attention(t, q, keys, values, probability, window)

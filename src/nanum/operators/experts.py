@@ -19,17 +19,35 @@ from nanum.sharding import Split, Tensor
 
 OWN_AXES = ("dp_replicate", "edp", "ep", "etp")
 """The ranks that have tokens, as experts see them; `edp`, `ep` and `etp` together are dp_shard, cp and tp."""
+COPIES = ("dp_replicate", "edp")
+"""Those that have the same experts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
     """Which experts each token is sent to, and by what their answers are scaled."""
 
-    weights: Tensor  # fp32 [B, S, choices]
+    tokens: Tensor
+    weights: Tensor  # fp32, of each choice of a token
+    chosen: Tensor  # int64
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """The choices of tokens, put in the order of their experts."""
+
+    choice: Choice
     order: Tensor  # int64 [E, N]: the choice that each slot is
     rows: Tensor  # int64 [E, N]: its token
-    slots: Split
-    tokens: Tensor
+    split: Split
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.choice.tokens
+
+    @property
+    def weights(self) -> Tensor:
+        return self.choice.weights
 
 
 def slots_split(h: Tensor, *, own: bool) -> Split:
@@ -38,7 +56,7 @@ def slots_split(h: Tensor, *, own: bool) -> Split:
     return {"N": OWN_AXES if own else axes}
 
 
-def route(t: Tape, h: Tensor, *, own: bool, bias: bool = False) -> Choice:
+def route(t: Tape, h: Tensor, *, bias: bool = False) -> Choice:
     """A router [E, D] scores every token: fp32 softmax (or sigmoid), the largest of it, and their sum to 1. Saves the
     scores and the choice.
     """
@@ -48,23 +66,26 @@ def route(t: Tape, h: Tensor, *, own: bool, bias: bool = False) -> Choice:
     t.emit("topk", (scores,), (chosen,))
     weights = Tensor("router_weights", ("B", "S", "choices"), h.split, "fp32")
     t.emit("gather", (scores, chosen), (weights,))
-    split = slots_split(h, own=own)
-    order = Tensor("order", ("E", "N"), split, "int64")
-    t.emit("sort", (chosen,), (order,))
-    rows = t.kernel("rows", (order,), order)
 
     def transpose() -> None:
         d = t.kernel("scatter", (t.grad(weights), chosen), scores)
         t.add_grad(logits, t.kernel("d_router_softmax", (d, scores), logits))
 
     t.then(weights, transpose)
-    return Choice(weights, order, rows, split, h)
+    return Choice(h, weights, chosen)
 
 
-def spread(t: Tape, choice: Choice) -> Tensor:
+def in_order(t: Tape, choice: Choice, split: Split) -> Slots:
+    """The slots of these tokens' choices, as `split` lays them."""
+    order = Tensor("order", ("E", "N"), split, "int64")
+    t.emit("sort", (choice.chosen,), (order,))
+    return Slots(choice, order, t.kernel("rows", (order,), order), split)
+
+
+def spread(t: Tape, choice: Slots) -> Tensor:
     """A row for each slot: the tokens, each as often as it chose an expert."""
     h = choice.tokens
-    slots = Tensor("slots", ("E", "N", "D"), choice.slots, h.dtype)
+    slots = Tensor("slots", ("E", "N", "D"), choice.split, h.dtype)
     t.emit("spread", (h, choice.rows), (slots,))
 
     def transpose() -> None:
@@ -74,18 +95,22 @@ def spread(t: Tape, choice: Choice) -> Tensor:
     return t.then(slots, transpose)
 
 
-def scaled(t: Tape, slots: Tensor, choice: Choice, *, fused: bool = False) -> Tensor:
-    """Slots times the weight of their token's choice, wherever they are. Saves both; `fused` into the kernel that made
-    the slots, the fp32 weights alone.
-    """
-    by = Tensor("slot_weights", ("E", "N"), choice.slots, "fp32")
+def slot_weights(t: Tape, choice: Slots) -> Tensor:
+    """Of each slot the weight of the choice that it is, where the tokens are."""
+    by = Tensor("slot_weights", ("E", "N"), choice.split, "fp32")
     t.emit("slot_weights", (choice.weights, choice.order), (by,))
 
     def weights_transpose() -> None:
         t.emit("d_slot_weights", (t.grad(by), choice.order), (dw := choice.weights.like(name="d_router_weights"),))
         t.add_grad(choice.weights, dw)
 
-    t.then(by, weights_transpose)
+    return t.then(by, weights_transpose)
+
+
+def scaled(t: Tape, slots: Tensor, by: Tensor, *, fused: bool = False) -> Tensor:
+    """Slots times their weights `by`, wherever they are. Saves both; `fused` into the kernel that made the slots, the
+    fp32 weights alone.
+    """
     half = by if fused or not t.half else pointwise(t, "to_half", (by,), saves=False, dtype=t.dtype)
     here = t.resharded(half, {d: slots.split[d] for d in ("E", "N") if d in slots.split})
     with t.region(EXPERT_ACTIVATION) if fused else nullcontext():
@@ -105,9 +130,9 @@ def scaled(t: Tape, slots: Tensor, choice: Choice, *, fused: bool = False) -> Te
     return t.then(y, transpose)
 
 
-def combine(t: Tape, slots: Tensor, choice: Choice) -> Tensor:
+def combine(t: Tape, slots: Tensor, choice: Slots) -> Tensor:
     """The sum of a token's slots, in the tokens' order."""
-    slots = t.resharded(slots, choice.slots)
+    slots = t.resharded(slots, choice.split)
     t.emit("combine", (slots, choice.rows), (y := choice.tokens.like(name="combined"),))
 
     def transpose() -> None:

@@ -17,6 +17,7 @@ from nanum.collectives import wire_bytes
 from nanum.conventions import Conventions, has_adapter
 from nanum.dtypes import ITEMSIZE, NF4
 from nanum.job import ALL, Trained
+from nanum.layout import DispatchDtype, Dispatcher
 from nanum.program import Collective, Compute, Mark, Node, Operands, Phase, Repeat
 from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
 
@@ -74,6 +75,8 @@ class Tape:
     own_trained: bool = True  # are the model's own weights in this part trained?
     adapters: bool = False  # may linear layers in this part have adapters?
     context: str = "none"  # how attention meets the keys of other context-parallel ranks; none where cp = 1
+    dispatcher: Dispatcher = "alltoall"  # of tokens to experts on a mesh of their own
+    dispatch_dtype: DispatchDtype = "bf16"
     forward: list[Op] = field(default_factory=list)
     backward: list[Op] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
@@ -349,6 +352,8 @@ class Tape:
         are `kept` (Transformer Engine), once in the first micro-batch, which is not counted, and activations by the
         kernel that makes them.
         """
+        if t.dtype in ("fp8", "mxfp8"):
+            return t
         if t not in self._quantized or t.category == "params":
             out = self._quantized[t] = t.like(name="quantize", size=None, dtype="fp8")
             moved: Any = self.shapes.bytes(out)

@@ -11,6 +11,10 @@ sizes in elements, of `conventions.Buckets`):
 - gradients go through one bucket of `reduce` elements that is there for the whole run: full ones are put in the order
   of the ranks, in a copy, and reduce-scattered beside backward, in each micro-batch. Shares stay in one buffer;
 - each rank updates its shares in fp32, `update` elements at a time.
+Where shards are of a group (MiCS, runtime/zero/mics.py), shares of the gradients are added among the groups in the last
+micro-batch. In hpZ (`zero_hpz_partition_size`; ZeRO++, arXiv 2306.10209, section 4.2) they are of all data ranks, and
+what was gathered from all of them in the step's first forward pass leaves a second share, of a group, when it goes
+(`_partition_param_sec`): what is gathered later is gathered from these, which go when the step ends.
 Layers are taken to weigh what they do on average where it is asked how many live on.
 """
 
@@ -30,6 +34,7 @@ from nanum.parallel.partitioned import closed_before
 from nanum.parallel.places import EMBEDDING, HEAD, Direction, Part, Place
 from nanum.parallel.units import Unit
 from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Wait
+from nanum.sharding import ZERO_AXES
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,7 @@ class LiveShards:
     conventions: Conventions
     structure: Structure
     units: Each[Unit]
+    group_ranks: Any  # of dp_shard and cp, on each stage
 
     def _total(self, field: str) -> Any:
         return self.chain.total(field, self.units)
@@ -72,6 +78,21 @@ class LiveShards:
         """A gather of weights that are stored split; experts of their own mesh are refused."""
         return self.units.layers[0].gathers[0]
 
+    def _source(self, *, first: bool) -> Collective:
+        """A gather from the shares of all, or of a group: as in the `first` forward of a step, or later."""
+        if first or not self.structure.hpz:
+            return self._template
+        return replace(self._template, axes=ZERO_AXES, group_size=self.group_ranks)
+
+    def _second_shares(self, part: Part, share: tuple[Any, Any]) -> list[Node]:
+        """Left by that share of a part's weights, the first time that they go."""
+        if not self.structure.hpz:
+            return []
+        some, of = share
+        size = self._gathered_bytes(part) // self.group_ranks * some // of
+        dtype = self.conventions.numerics.compute_dtype
+        return [Held("params", size, "second shares"), copy("second_share", "forward", size, dtype)]
+
     def _persisting(self, part: Part) -> Any:
         """Elements of small tensors, which are there whole beside their shares."""
         return self._several * sum(size * (size <= self.conventions.buckets.persist) for size in self.units[part].sizes)
@@ -96,14 +117,16 @@ class LiveShards:
             return (2 * after < self.conventions.buckets.reuse) * 1, 1
         return living, most(layers, 1)
 
-    def _gather(self, part: Part, direction: Direction, presence: Any, share: tuple[Any, Any]) -> list[Node]:
+    def _gather(
+        self, part: Part, direction: Direction, presence: Any, share: tuple[Any, Any], source: Collective
+    ) -> list[Node]:
         """Of that share of it, with room for what is received."""
         some, of = share
         payload = self._gathered_bytes(part) * presence * some // of
         tensors = len(self.units[part].sizes)  # one of which is never gathered in parts
         calls = least(-(-payload // (self._size * self.conventions.buckets.prefetch)), tensors)
-        wire = wire_bytes("all_gather", payload, self._template.group_size)
-        started = replace(self._template, calls=calls, payload_bytes=payload, wire_bytes=wire)
+        wire = wire_bytes("all_gather", payload, source.group_size)
+        started = replace(source, calls=calls, payload_bytes=payload, wire_bytes=wire)
         if self.conventions.reduces_beside:
             started = started.started(direction, DATA_STREAM, "gather")
         return [Held("buffers", payload, "received shares"), replace(started, phase=direction)]
@@ -122,23 +145,32 @@ class LiveShards:
         """What is gathered of a part: all, or in backward what does not live on."""
         if direction == "forward":
             return 1, 1
+        some, of = self._live_part(part)
+        return of - some, of
+
+    def _live_part(self, part: Part) -> tuple[Any, Any]:
+        """As `_live`, of a part."""
         place = {"embedding": EMBEDDING, "head": HEAD}.get(part) if isinstance(part, str) else None
         some, of = self._live(place) if place else self._living()
-        return of - some, most(of, 1)
+        return some, most(of, 1)
 
-    def _ahead(self, parts: list[tuple[Part, Any]], direction: Direction) -> list[Node]:
+    def _ahead(self, parts: list[tuple[Part, Any]], direction: Direction, source: Collective) -> list[Node]:
         return [
             node
             for part, presence in parts
-            for node in self._gather(part, direction, presence, self._share(part, direction))
+            for node in self._gather(part, direction, presence, self._share(part, direction), source)
         ]
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
-        def around(place: Place) -> tuple[list[Node], list[Node]]:
-            ahead = self._ahead(self.chain.follows(place, "forward"), "forward")
-            return [*self._copied_out(place.part, "forward", (1, 1)), *ahead], self._let_go(place)
+        source = self._source(first=first)
 
-        return [*self._ahead(self.chain.begins("forward"), "forward"), *self.chain.forward(around, [])]
+        def around(place: Place) -> tuple[list[Node], list[Node]]:
+            ahead = self._ahead(self.chain.follows(place, "forward"), "forward", source)
+            some, of = self._live(place)
+            leave = self._second_shares(place.part, (of - some, of)) if first else []
+            return [*self._copied_out(place.part, "forward", (1, 1)), *ahead], [*leave, *self._let_go(place)]
+
+        return [*self._ahead(self.chain.begins("forward"), "forward", source), *self.chain.forward(around, [])]
 
     def _let_go(self, place: Place) -> list[Node]:
         """After forward: all but what lives on."""
@@ -150,28 +182,33 @@ class LiveShards:
     def backward(self, *, gathers: bool, first: bool, last: bool) -> list[Node]:
         n = self.conventions.numerics
         bucket = least(self.conventions.buckets.reduce, self._total("elements")) * ITEMSIZE[n.grad_dtype]
+        source = self._source(first=False)
+
+        def reductions(u: Unit) -> list[Collective]:
+            return [c for c in u.reduce if last or c.kind != "all_reduce"]
 
         def around(place: Place) -> tuple[list[Node], list[Node]]:
             part, u = place.part, self.units[place.part]
-            ahead = self._ahead(self.chain.follows(place, "backward"), "backward")
+            ahead = self._ahead(self.chain.follows(place, "backward"), "backward", source)
             enter = [*self._copied_out(part, "backward", self._share(part, "backward")), *ahead]
             leave: list[Node] = [
                 copy("copy_in", "backward", u.grads_bytes, n.grad_dtype),
                 Held("grads", -u.grads_bytes),
-                *(carried(self._reduced(c)) for c in u.reduce),
+                *(carried(self._reduced(c)) for c in reductions(u)),
+                *(self._second_shares(part, self._live(place)) if first else []),
                 Held("params", -self._gathered_bytes(part)),
             ]
             return enter, leave
 
         begin = [
             Held("buffers", bucket, "a bucket in the order of the ranks"),
-            *self._ahead(self.chain.begins("backward"), "backward"),
+            *self._ahead(self.chain.begins("backward"), "backward", source),
         ]
         room = self.conventions.buckets.reduce
         buckets = per_stage(self.chain, [self.units.map(lambda u: u.sizes)], (room,), closed_before)
         return [
             *self.chain.backward(begin, around),
-            *(counted(self._reduced(c), buckets) for c in self.units.layers[0].reduce),
+            *(counted(self._reduced(c), buckets) for c in reductions(self.units.layers[0])),
             Wait(DATA_STREAM, "reduce"),
             Held("buffers", -bucket),
         ]
@@ -191,7 +228,19 @@ class LiveShards:
             Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
             Held("grads", -wide),
             *self._persistent_again(),
+            Held("params", -self._second_bytes),
         ]
+
+    @property
+    def _second_bytes(self) -> Any:
+        """Of all second shares, as they were left part by part."""
+        parts = self.chain.counted() if self.structure.hpz else []
+        total: Any = 0
+        for part, count in parts:
+            whole = self._gathered_bytes(part) // self.group_ranks
+            some, of = self._live_part(part)
+            total = total + count * ((whole * (of - some)) // of + (whole * some) // of)
+        return total
 
     def _persistent_again(self) -> list[Node]:
         """One gather of all tensors that stay whole."""
@@ -200,7 +249,7 @@ class LiveShards:
         return [replace(self._template, phase="optimizer", calls=calls, payload_bytes=size, wire_bytes=wire)]
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
-        return ("F",)
+        return ("F", first and self.structure.hpz)
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
-        return ("B",)
+        return "B", last, first and self.structure.hpz

@@ -21,18 +21,19 @@ Matrices = tuple[tuple[Any, Any, Any], ...]
 """How many there are alike (experts), and rows and columns of each."""
 
 
-def stored(w: Tensor, dim: str | None = None) -> Split:
-    """ZeRO's split of a weight: its first dim, cut further over the axes that do not already cut it. Of experts it is
-    each expert's first: there may be fewer experts than ranks.
+def stored(w: Tensor, axes: tuple[str, ...], dim: str | None = None) -> Split:
+    """ZeRO's split of a weight: its first dim, cut further over those `axes` that do not already cut it. Of experts it
+    is each expert's first: there may be fewer experts than ranks.
     """
     have = places(w.split)
     dim = dim or w.dims[1 if w.dims[0] == "E" and len(w.dims) > 2 else 0]
-    return {**w.split, dim: (*w.split.get(dim, ()), *(a for a in zero_axes(w) if a not in have))}
+    return {**w.split, dim: (*w.split.get(dim, ()), *(a for a in axes if a not in have))}
 
 
-def zero_axes(w: Tensor) -> tuple[str, ...]:
+def zero_axes(w: Tensor, *, over_replicas: bool = False) -> tuple[str, ...]:
     """The axes over which ZeRO may split a weight, and what belongs to it."""
-    return EXPERT_ZERO_AXES if "ep" in w.stays else ZERO_AXES
+    axes = EXPERT_ZERO_AXES if "ep" in w.stays else ZERO_AXES
+    return ("dp_replicate", *axes) if over_replicas else axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,9 +218,9 @@ def _group(
     shard_bytes: Any = 0
     grads_bytes: Any = 0
     for w in weights:
-        axes = zero_axes(w)
+        axes = zero_axes(w, over_replicas=conventions.shards_over_replicas)
         shapes = own.first(axes)
-        at_rest = w if whole else w.like(split=stored(w))
+        at_rest = w if whole else w.like(split=stored(w, axes))
         for m in reshard(at_rest, w.split)[1]:
             node = collective(shapes, m.kind, m.axes, m.before, m.after, "forward", "params")
             gathers = _joined(gathers, (node,))

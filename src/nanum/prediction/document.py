@@ -39,6 +39,9 @@ OF_A_RING = (
     "a ring's exchanges beside its attention (each is waited for, but Megatron's), and what puts its partial results "
     "together",
 )
+OF_NODES = (
+    "DeepEP's buffers in transit, and the multiprocessors that it takes; routers are taken to choose all experts alike",
+)
 OF_ADAPTERS = (
     "adapters' dropout, and adapters in another dtype than their engine's trained weights (PEFT may keep them in fp32, "
     "and multiply in it); torchtitan's converter gives the head one too",
@@ -86,9 +89,10 @@ def unmodelled(layout: Layout, job: Job) -> list[str]:
     of_context = OF_CONTEXT_PARALLEL if layout.cp > 1 else ()
     of_ring = OF_A_RING if layout.structure.cp_kind == "ring" else ()
     splits = layout.structure.pipelined and layout.structure.schedule in SPLITS_BACKWARD
+    of_nodes = OF_NODES if layout.structure.dispatcher == "flex" else ()
     adapters = OF_ADAPTERS if job.trained.lora_rank else ()
     quantized = OF_QUANTIZED if job.trained.quantize != "none" else ()
-    return [*UNMODELLED, *of_context, *of_ring, *(OF_HALVES if splits else ()), *adapters, *quantized]
+    return [*UNMODELLED, *of_context, *of_ring, *of_nodes, *(OF_HALVES if splits else ()), *adapters, *quantized]
 
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:
@@ -151,10 +155,14 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
         **{a: int(getattr(layout, a)) for a in ("dp_replicate", "dp_shard", "cp", "tp", "pp")},
         "ep": int(layout.ep),
         "etp": int(layout.etp if s.own_experts else layout.tp),
+        "ep_intra": int(layout.ep_intra),
+        "dispatcher": s.dispatcher,
+        "dispatch_dtype": s.dispatch_dtype,
         "micro_batch_size": int(layout.micro_batch_size),
         "num_microbatches": int(num_microbatches),
         "zero": s.zero,
         "reshard": s.reshard,
+        "hpz": s.hpz,
         "sp": s.tensor == "sequence",
         "cp_kind": s.cp_kind,
         "schedule": s.schedule,

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from nanum.layout import AXES as RANK_ORDER
 from nanum.report.numbers import duration, gib, gigabytes, percent, ranges, whole
+from nanum.report.of_experts import dispatch_flags, dispatch_words, routing_flags
 from nanum.report.tables import Document, Row, print_list, print_table, say, title
 from nanum.units import (
     format_bytes,
@@ -115,6 +116,7 @@ def flags_of(document: Document) -> str:
             words.append(f"--virtual-stages {at['virtual_stages']}")
     if at["ep"] > 1:
         words.append(f"--etp {at['etp']}")
+    words += [*dispatch_flags(at), *(["--hpz"] if at.get("hpz") else [])]
     if at["rank_order"] != ",".join(RANK_ORDER):
         words.append(f"--rank-order {at['rank_order']}")
     if at["attention"] != "flash":
@@ -127,7 +129,7 @@ def flags_of(document: Document) -> str:
     words.append(f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}")
     usual = {"precision": "bf16", "optimizer": "adamw", "expert_imbalance": 1.0}
     said = [(name.replace("_", "-"), job[name]) for name, word in usual.items() if job.get(name, word) != word]
-    return " ".join(words + [f"--{name} {value}" for name, value in said])
+    return " ".join([*words, *(f"--{name} {value}" for name, value in said), *routing_flags(job.get("routing", {}))])
 
 
 def layout_words(layout: Document) -> str:
@@ -137,11 +139,13 @@ def layout_words(layout: Document) -> str:
     others = []
     if (zero := flat.get("zero")) is not None:
         kept = zero == 3 and flat.get("reshard") is False
-        others.append(f"ZeRO-{zero}{', weights kept gathered' if kept else ''}" if zero else "no ZeRO")
+        twice = ", weights sharded twice (hpZ)" if flat.get("hpz") else ""
+        others.append(f"ZeRO-{zero}{', weights kept gathered' if kept else ''}{twice}" if zero else "no ZeRO")
     if flat.get("tensor") == "sequence" or flat.get("sp") is True:
         others.append("sequence parallel")
     if flat.get("cp", 1) != 1 and "cp_kind" in flat:
         others.append(f"{flat['cp_kind']} context parallel")
+    others += dispatch_words(flat)
     if flat.get("pp", 1) != 1 and "schedule" in flat:
         chunks = flat.get("virtual_stages", 1)
         others.append(f"{flat['schedule']}{f', {chunks} stages a rank' if chunks > 1 else ''}")
@@ -158,8 +162,9 @@ def layout_words(layout: Document) -> str:
 
 
 def _job_words(job: Document, model: Document) -> str:
-    usual = {"trained": job.get("trained"), "expert_imbalance": 1.0}
+    usual = {"trained": job.get("trained"), "routing": job.get("routing"), "expert_imbalance": 1.0}
     plain = [f"{key} {_value(value)}" for key, value in job.items() if key not in usual or value != usual[key]]
+    plain += [flag[2:].replace("-", " ") for flag in routing_flags(job.get("routing", {}))]
     return " · ".join([*plain, *_trained_words(job.get("trained", {}), model.get("trained_parameters", 0))])
 
 

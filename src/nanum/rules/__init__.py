@@ -24,7 +24,8 @@ from nanum.layout import (
     TensorParallel,
 )
 from nanum.model import Experts, Layer, Mlp, Model
-from nanum.rules.experts import OF_EXPERTS
+from nanum.rules.dispatch import OF_DISPATCH
+from nanum.rules.experts import CAPACITY, OF_EXPERTS
 from nanum.rules.loss import OF_LOSS
 from nanum.rules.recompute import OF_RECOMPUTE
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
@@ -333,6 +334,7 @@ OF_JOB = (
     *OF_TRAINED_JOB,
     TOO_LARGE_TO_COUNT,
     IMBALANCE,
+    CAPACITY,
 )
 """Rules that hold for every layout: they look at the model, the job and the cluster."""
 
@@ -351,6 +353,7 @@ OF_LAYOUT = (
     *(_heads_rule(name) for name in ("num_attention_heads", "num_key_value_heads")),
     RING_KERNEL,
     *OF_EXPERTS,
+    *OF_DISPATCH,
     *OF_TRAINED,
     *OF_RECOMPUTE,
     *OF_LOSS,

@@ -105,6 +105,40 @@ IMBALANCE = Rule(
 )
 
 
+def _bad_capacity(model: Model, job: Job) -> str | None:
+    """What is wrong with the experts' capacity, in words."""
+    capacity = job.routing.capacity
+    if capacity is None:
+        return "padded experts have no capacity to be padded to" if job.routing.padded else None
+    if not 0 < capacity < float("inf"):
+        return f"expert_capacity={capacity:g}: slots of an expert over its even share, over 0"
+    if not _experts(model):
+        return f"expert_capacity={capacity:g}, but {model.name} has no experts"
+    every = min(e.num_experts / e.num_experts_per_tok for e in _experts(model))
+    if capacity > every:
+        return f"expert_capacity={capacity:g}: an expert that has every token has {every:g} times its even share"
+    return None
+
+
+CAPACITY = Rule(
+    "a capacity that experts cannot have",
+    lambda model, job, cluster, layout: _bad_capacity(model, job) is not None,
+    lambda model, job, cluster, layout: str(_bad_capacity(model, job)),
+)
+
+
+def capacity_rule(engine: str) -> Rule:
+    """Refuses a capacity of experts where an engine drops no token."""
+    return Rule(
+        f"{engine} drops no token",
+        lambda model, job, cluster, layout: job.routing.capacity is not None,
+        lambda model, job, cluster, layout: (
+            f"--expert-capacity {job.routing.capacity:g} is not for {engine}, whose experts take all that is sent to "
+            "them: megatron has it"
+        ),
+    )
+
+
 def _latent(model: Model) -> bool:
     return any(isinstance(layer.attention, LatentAttention) for layer in model.kinds)
 

@@ -15,6 +15,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Recompute, Schedule, Structure, TensorParallel
 from nanum.model import Experts, Model
 from nanum.rules import GENERAL, WORLD, Rule
+from nanum.rules.dispatch import sharing_a_node
 
 SIZES = ("dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "ep")
 SCHEDULES: dict[bool, tuple[Schedule, ...]] = {True: ("1f1b", "gpipe"), False: ("1f1b",)}
@@ -32,7 +33,7 @@ class Group:
         return len(self.layout.tp)
 
     def at(self, chosen: np.ndarray) -> Group:
-        sizes = {f: getattr(self.layout, f)[chosen] for f in (*SIZES, "cp", "etp")}
+        sizes = {f: getattr(self.layout, f)[chosen] for f in (*SIZES, "cp", "etp", "ep_intra")}
         return Group(Layout(**sizes, structure=self.layout.structure))
 
 
@@ -78,6 +79,9 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False) -> lis
             virtual_stages=1,
             pipelined=pipelined,
             own_experts=own,
+            hpz=False,
+            dispatcher=like.dispatcher if own else "alltoall",
+            dispatch_dtype=like.dispatch_dtype if own else "bf16",
         )
         for own, zero, tensor, recompute, pipelined in product(
             (False, True) if experts else (False,), engine.searched_zero_stages, tensors, recomputes, (False, True)
@@ -114,7 +118,10 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
         one = np.ones(len(rows), np.int64)
         within = engine.default_etp(rows[:, 2]) if structure.own_experts else rows[:, 2]
         sizes = dict(zip(SIZES, rows.T, strict=True))
-        group = Group(Layout(**sizes, cp=one, etp=one * within, structure=structure))
+        layout = Layout(**sizes, cp=one, etp=one * within, ep_intra=one, structure=structure)
+        if structure.dispatcher == "flex":
+            layout = replace(layout, ep_intra=sharing_a_node(layout, cluster.gpus_per_node))
+        group = Group(layout)
         possible = _possible(rules, model, job, cluster, group, found.impossible)
         if possible.any():
             found.groups.append(group.at(possible))

@@ -81,7 +81,7 @@ def differing_repeats(rows: Sequence[Compared]) -> list[Compared]:
 
 
 def _of_step(of: Compared, error: float, asked: Question, p: Prediction) -> Iterator[str]:
-    row, source = asked.row, source_of(asked.row.source, asked.row["layout.zero_stage"])
+    row, source = asked.row, source_of(asked.row)
     step, kernel = float(p.parts.step[0]), _kernel_seconds(p)
     parts = {
         "exposed exchanges": float(p.parts.exposed_communication[0]) / step,
@@ -120,7 +120,7 @@ def _kernel_seconds(p: Prediction) -> float:
 
 def _of_memory(of: Compared, error: float, asked: Question, p: Prediction) -> Iterator[str]:
     row, worst = asked.row, p.worst
-    source = source_of(row.source, row["layout.zero_stage"])
+    source = source_of(row)
     tensors, size = worst.moment.bytes, of.predicted
     beyond = size - tensors
     if beyond >= abs(size - (of.measured or 0)):

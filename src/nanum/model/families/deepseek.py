@@ -41,6 +41,8 @@ def _keys(**more: Key) -> dict[str, Key]:
             "moe_intermediate_size": INTERMEDIATE.or_(1407),
             "first_k_dense_replace": SOME_LAYERS.or_(0),
             "moe_layer_freq": LAYERS.or_(1),
+            "n_group": EXPERTS.or_null(),
+            "topk_group": EXPERTS.or_null(),
             **more,
         }
     )
@@ -67,6 +69,8 @@ def _feed_forward(v: Values, *, corrects: bool) -> tuple[Mlp, Mlp | Experts]:
         gated(v, "moe_intermediate_size"),
         shared=gated({**v, "shared": shared * width}, "shared") if shared else None,
         correction_bias=corrects,
+        groups=v["n_group"] or 1,
+        group_topk=v["topk_group"] or 1,
     )
 
 
@@ -135,6 +139,8 @@ V3 = _keys(
     n_routed_experts=EXPERTS.or_(256),
     n_shared_experts=whole(2**10).or_(1),
     num_experts_per_tok=EXPERTS.or_(8),
+    n_group=EXPERTS.or_(8),
+    topk_group=EXPERTS.or_(4),
 )
 FAMILIES = {
     "deepseek": Family(_keys(), _deepseek, _fits),
