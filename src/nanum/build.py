@@ -16,13 +16,14 @@ import numpy as np
 
 from nanum.arrays import distinct, least, where
 from nanum.blocks.body import Body, Emitted
-from nanum.blocks.ends import PositionTables, embedding_body, head_body, rotary_angles_bytes
+from nanum.blocks.ends import PositionTables, embedding_body, head_body, head_under, rotary_angles_bytes
 from nanum.blocks.layer import LayerKinds, emit_layer, layer_body, layer_dims
+from nanum.blocks.mtp import BOTH
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import ONE_CHUNK, TWO_WAY, V_SHAPED, Layout, Recompute, Structure
-from nanum.model import Model
+from nanum.model import Layer, Model
 from nanum.once import Once
 from nanum.parallel.accumulated import Accumulated
 from nanum.parallel.chain import Chain, Each, Stage
@@ -76,7 +77,7 @@ class Weights:
 
     def _made(self, make: Callable[[Shapes, tuple[Tensor, ...], Mapping[Tensor, Tensor]], T]) -> tuple[Each[T], T]:
         head = self.bodies.head
-        without = tuple(w for w in head.weights if w.name != "head")
+        without = tuple(w for w in head.weights if w.name not in head.shared)
         each = self.shapes.zip(self.bodies).map(lambda both: make(both[0], both[1].weights, both[1].weight_grads))
         return each, make(self.shapes.head, without, head.weight_grads)
 
@@ -97,7 +98,10 @@ class Parts:
         """The same parts under another recompute mode: only what a layer keeps differs."""
         structure = replace(self.structure, recompute=recompute)
         layers = tuple(layer_body(emitted, recompute) for emitted in self.emitted_layers)
-        return replace(self, structure=structure, bodies=replace(self.bodies, layers=layers))
+        head = self.bodies.head
+        if head.emitted is not None:
+            head = head_under(head.emitted, structure, head.shared)
+        return replace(self, structure=structure, bodies=replace(self.bodies, layers=layers, head=head))
 
     @property
     def table(self) -> Tensor:
@@ -106,9 +110,9 @@ class Parts:
 
     @property
     def table_grad_bytes(self) -> Any:
-        """The gradient that the head leaves for the table, which the embedding's is added to."""
+        """The gradient that the head leaves for a table that it shares, which the embedding's is added to."""
         head = self.bodies.head
-        return sum(self.shapes.head.bytes(g) for w, g in head.weight_grads.items() if w.name == "head")
+        return sum(self.shapes.head.bytes(g) for w, g in head.weight_grads.items() if w.name in head.shared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +231,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     where = Stage(placed, first, last, (1 - last) * (1 - onward), (1 - first) * (1 - back), at_body, onward, back)
     sizes = {f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}
     shapes, conventions, table = parts.shapes.embedding, parts.conventions, parts.table
-    tied = model.tie_word_embeddings
+    tied = bool(parts.bodies.head.shared)
     rows = shapes.part("S", ("cp",))  # of a sequence, on one rank
     tables = PositionTables.of(model, shapes, conventions, structure)
     chain = Chain(
@@ -328,7 +332,12 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     layers = LayerKinds.of(model, job.trained)
     uneven = job.expert_imbalance != 1 and structure.own_experts
     crowded = ("N", "ep", where(layout.ep > 1, job.expert_imbalance, 1.0)) if uneven else None
-    of_kinds = tuple(Shapes(mesh, {**dims, **layer_dims(kind, dims)}, at, crowded) for kind in layers.kinds)
+
+    def around(kind: Layer, **more: Any) -> Shapes:
+        return Shapes(mesh, {**dims, **layer_dims(kind, dims), **more}, at, crowded)
+
+    of_kinds = tuple(map(around, layers.kinds))
+    of_head = around(model.layers[-1], **{BOTH: 2 * model.hidden_size}) if model.mtp_layers else ends
     given = conventions, structure, job.trained
     emitted = tuple(
         emit_layer(model, kind, here, *given, given_grad=layers.given_grad(i))
@@ -338,9 +347,9 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     bodies = Each(
         embedding_body(model, ends, *given),
         tuple(layer_body(layer, mode) for mode in modes for layer in emitted),
-        head_body(model, ends, *given),
+        head_body(model, of_head, *given),
     )
-    shapes = Each(ends, of_kinds * len(modes), ends)
+    shapes = Each(ends, of_kinds * len(modes), of_head)
     weights = Weights(
         shapes, conventions, structure.zero, _replicates(structure, engine), structure.own_experts, bodies
     )

@@ -69,33 +69,35 @@ def emit_layer(
     given_grad: bool = True,
 ) -> Emitted:
     """One layer, forward and backward; `given_grad` where its input needs a gradient."""
-    a, mlp = kind.attention, kind.mlp
     tape = new_tape(shapes, conventions, structure, trained, own_trained=trained.layers, adapters=True)
     splits = Streams.of(structure)
     x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
+    return emit(tape, lambda: decoder_layer(tape, x, model, kind, splits), x=x, given_grad=given_grad)
+
+
+def decoder_layer(t: Tape, x: Tensor, model: Model, kind: Layer, splits: Streams) -> Tensor:
+    """What a layer makes of the residual stream."""
+    a, mlp = kind.attention, kind.mlp
 
     def attend(h: Tensor) -> Tensor:
         if isinstance(a, LatentAttention):
-            return latent_attention(tape, h, a, splits)
+            return latent_attention(t, h, a, splits)
         if isinstance(a, LinearAttention):
-            return linear_attention(tape, h, a, splits)
-        return self_attention(tape, h, a, splits, turns=model.position == "rotary")
+            return linear_attention(t, h, a, splits)
+        return self_attention(t, h, a, splits, turns=model.position == "rotary")
 
     def feed(h: Tensor) -> Tensor:
-        with tape.region(FEED_FORWARD if isinstance(mlp, Mlp) else EXPERTS):
-            return feed_forward(tape, h, mlp, splits) if isinstance(mlp, Mlp) else mixture(tape, h, mlp, splits)
+        with t.region(FEED_FORWARD if isinstance(mlp, Mlp) else EXPERTS):
+            return feed_forward(t, h, mlp, splits) if isinstance(mlp, Mlp) else mixture(t, h, mlp, splits)
 
-    def layer() -> Tensor:
-        if model.placement.startswith("parallel"):
-            return _side_by_side(tape, x, model, attend, feed)
-        latent = LATENT_NORM if isinstance(a, LatentAttention) else ""
-        mixed = EXPERTS_NORM if isinstance(mlp, Experts) else ""
-        between = _in_turn(tape, x, "norm1", model, attend, latent)
-        y = _in_turn(tape, between, "norm2", model, feed, mixed)
-        tape.frame(x)
-        return y
-
-    return emit(tape, layer, x=x, given_grad=given_grad)
+    if model.placement.startswith("parallel"):
+        return _side_by_side(t, x, model, attend, feed)
+    latent = LATENT_NORM if isinstance(a, LatentAttention) else ""
+    mixed = EXPERTS_NORM if isinstance(mlp, Experts) else ""
+    between = _in_turn(t, x, "norm1", model, attend, latent)
+    y = _in_turn(t, between, "norm2", model, feed, mixed)
+    t.frame(x)
+    return y
 
 
 def layer_body(layer: Emitted, recompute: Recompute) -> Body:

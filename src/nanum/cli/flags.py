@@ -38,6 +38,10 @@ Train = Annotated[
     str | None,
     _text("--train", "all|layers|ends|none", "The model's own weights that are trained. [all; beside adapters none]"),
 ]
+MtpLayers = Annotated[
+    str | None,
+    _text("--mtp-layers", "N", "Modules of multi-token prediction after the last layer, which are trained too. [0]"),
+]
 LoraRank = Annotated[
     str | None, _text("--lora-rank", "N", "LoRA: adapters of rank N beside linear layers, which are frozen. [none]")
 ]

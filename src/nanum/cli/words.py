@@ -87,11 +87,13 @@ class Reader:
     none_left: bool = False  # the axes do not divide the GPUs, and dp_shard is not known
     defaults: list[str] = field(default_factory=list)
 
-    def whole(self, name: str, default: int) -> int:
-        """A whole number; not recorded as a default, since 1 is what an unsaid axis means."""
+    def whole(self, name: str, default: int, *, least: int = 1) -> int:
+        """A whole number, from 1 or from 0; not recorded as a default, since 1 is what an unsaid axis means."""
         word = self.word(name)
         if word is None:
             return default
+        if least == 0 and word == "0":
+            return 0
         try:
             number = whole_number(word)
         except ValueError as error:
@@ -217,12 +219,23 @@ def _question(model_word: str, cluster_word: str, reader: Reader) -> Question | 
     engine = loaded(load_engine, DEFAULT_ENGINE if (said := reader.word("engine")) is None else _short(said), reader)
     if engine is None:  # its own rules are not known: the rest is read as for the default, without its rules
         engine = replace(load_engine(DEFAULT_ENGINE), rules=())
+    if model is not None:
+        model = _predicting(reader, model)
     job = _job(reader, model)
     if not reader.said("engine"):
         reader.defaults.append(f"engine {DEFAULT_ENGINE}")
     if model is None or cluster is None:
         return None
     return Question(model, job, cluster, engine, tuple(reader.defaults), engine.name)
+
+
+def _predicting(reader: Reader, model: Model) -> Model:
+    """With as many modules of multi-token prediction as are said: without, what most train of a published model."""
+    from nanum.model import WITHOUT_MTP
+
+    if WITHOUT_MTP in model.left_out and not reader.said("mtp_layers"):
+        reader.defaults.append("mtp_layers 0")
+    return model.predicting(reader.whole("mtp_layers", 0, least=0))
 
 
 def loaded(load: Callable[[str], T], word: str, reader: Reader) -> T | None:

@@ -14,6 +14,7 @@ from nanum.layout import ONE_CHUNK, Layout, Loss, Schedule, Structure
 from nanum.model import Model
 from nanum.rules import Rule
 from nanum.rules.loss import loss_rule
+from nanum.rules.mtp import mtp_rule
 from nanum.rules.recompute import recompute_rules
 from nanum.schedule import stages_of
 from nanum.states import States
@@ -44,6 +45,7 @@ class Engine:
     recompute_modules: tuple[str, ...] = ()  # that a selective recompute may name
     recomputes_some_layers: bool = False  # can it recompute some layers of a stage and not the others?
     losses: tuple[Loss, ...] = ("full",)  # that it has
+    lacks_mtp: str = "megatron has it"  # why it has no multi-token prediction, where it has none
 
     @property
     def refuses(self) -> tuple[Rule, ...]:
@@ -53,6 +55,7 @@ class Engine:
             *(() if self.fp8 else (_fp8_rule(self.name),)),
             *recompute_rules(self.name, self.recompute_modules, self.recomputes_some_layers),
             loss_rule(self.name, self.losses),
+            mtp_rule(self.name, self.lacks_mtp),
             _untrained_stage_rule(self),
         )
 

@@ -33,6 +33,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
 from nanum.rules import Rule
+from nanum.rules.mtp import sharded_mtp_rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
@@ -224,6 +225,7 @@ RULES = (
         ),
     ),
     eager_rule("megatron", "its kernels are fused by themselves"),
+    sharded_mtp_rule("megatron"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
     EQUAL_STAGES,
     Rule(
@@ -274,5 +276,6 @@ MEGATRON = Engine(
     default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
     fp8=True,
     recompute_modules=tuple(MODULES),
+    lacks_mtp="",
     recomputes_some_layers=True,  # recompute.py: --recompute-method block
 )

@@ -20,7 +20,7 @@ UNMODELLED = (
     "other rank orders, kernels, micro-batches and schedules than a plan tries (flash attention, powers of two up to "
     "16, 1F1B and GPipe)",
     "offload; weights gathered or kept in fp8, optimizers that keep states in it, and fp4",
-    "experts that some tokens prefer to others, and multi-token prediction",
+    "experts that some tokens prefer to others",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
     "slower kernels while exchanges overlap with them, where that was not measured; stragglers and jitter",
@@ -98,6 +98,7 @@ def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) 
         "engine": {"name": engine.name, "version": engine.version},
         "model": {
             "name": model.name,
+            "mtp_layers": model.mtp_layers,
             "parameters": counted.parameters,
             "active_parameters": counted.active_parameters,
             "trained_parameters": counted.trained_parameters,

@@ -125,6 +125,8 @@ def flags_of(document: Document) -> str:
         words.append("--compile")
     words.append(f"--engine {document['engine']['name']}")
     words.append(f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}")
+    if modules := document["model"].get("mtp_layers"):
+        words.append(f"--mtp-layers {modules}")
     usual = {"precision": "bf16", "optimizer": "adamw", "expert_imbalance": 1.0}
     said = [(name.replace("_", "-"), job[name]) for name, word in usual.items() if job.get(name, word) != word]
     return " ".join(words + [f"--{name} {value}" for name, value in said])
@@ -182,7 +184,7 @@ def _head(document: Document, console: Console, defaults: Sequence[str], layout:
     model, cluster, engine = document["model"], document["cluster"], document["engine"]
     gpus = cluster.get("gpus") or cluster["nodes"] * cluster["gpus_per_node"]
     lines = [
-        ("model", f"{model['name']}, {whole(model['parameters'])} parameters"),
+        ("model", f"{model['name']}, {whole(model['parameters'])} parameters{_modules(model)}"),
         ("job", _job_words(document["job"], model)),
         ("cluster", f"{cluster['name']}, {whole(gpus)} GPU{'s' if gpus > 1 else ''}"),
         *(("", _link_words(link)) for link in cluster.get("links", ()) if gpus > 1),
@@ -197,6 +199,10 @@ def _head(document: Document, console: Console, defaults: Sequence[str], layout:
         grid.add_row(Text(name, "dim"), Text(words))
     console.print(grid)
     console.print()
+
+
+def _modules(model: Document) -> str:
+    return f", with {n} of multi-token prediction" if (n := model.get("mtp_layers")) else ""
 
 
 def _link_words(link: Document) -> str:

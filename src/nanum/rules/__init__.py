@@ -26,6 +26,7 @@ from nanum.layout import (
 from nanum.model import Experts, Layer, Mlp, Model
 from nanum.rules.experts import OF_EXPERTS
 from nanum.rules.loss import OF_LOSS
+from nanum.rules.mtp import OF_MTP
 from nanum.rules.recompute import OF_RECOMPUTE
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
 from nanum.rules.trained import OF_TRAINED, OF_TRAINED_JOB
@@ -331,6 +332,7 @@ OF_JOB = (
     PRECISION,
     POSITIONS,
     *OF_TRAINED_JOB,
+    *OF_MTP,
     TOO_LARGE_TO_COUNT,
     IMBALANCE,
 )
