@@ -135,7 +135,7 @@ def cases(
         }
         layouts.append(Layout(**sizes, structure=structure))
         stages.append(draw(st.integers(0, sizes["pp"] - 1)))
-    if any(engine.layers(model, at.pp, stage) == 0 for at in layouts for stage in range(at.pp)):
+    if any(engine.layers(model, at.pp, stage, structure) == 0 for at in layouts for stage in range(at.pp)):
         some = (ALL,)  # a frozen end alone on a stage is refused
     sequences, trained = 96 * draw(st.sampled_from((1, 2))), draw(st.sampled_from(some))
     return Case(model, engine, structure, tuple(layouts), tuple(stages), sequences, trained=trained)

@@ -213,10 +213,12 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     parts, at_body = bodies.parts, bodies.at
     structure = layout.structure
     stages = stages_of(structure.schedule, layout.pp, structure.virtual_stages) if structure.pipelined else layout.pp
-    layers = engine.layers(model, stages, stage)
+    layers = engine.layers(model, stages, stage, structure)
     first, last = (stage == 0) * 1, (stage == stages - 1) * 1
     # Where all layers are alike it does not matter which of them a stage has.
-    begins = _layers_before(model, engine, stages, stage) if len(bodies.parts.layers.kinds) > 1 else 0 * layers
+    begins = (
+        _layers_before(model, engine, stages, stage, structure) if len(bodies.parts.layers.kinds) > 1 else 0 * layers
+    )
     at = None
     kinds: Any = (layers, begins, first, last, at_body, layout.pp)
     if at_body is not None:
@@ -255,11 +257,11 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     return Staged(chain, _exchanged(chain, parts, engine), Position(stage, layout.pp, m, at), seen)
 
 
-def _layers_before(model: Model, engine: Engine, stages: Any, stage: Any) -> Any:
+def _layers_before(model: Model, engine: Engine, stages: Any, stage: Any, structure: Structure) -> Any:
     """How many layers the stages before have."""
     before: Any = 0 * stage
     for earlier in range(int(np.max(stage))):
-        here = engine.layers(model, stages, least(earlier + 0 * stage, stages - 1))
+        here = engine.layers(model, stages, least(earlier + 0 * stage, stages - 1), structure)
         before = before + here * (earlier < stage)
     return before
 

@@ -58,11 +58,25 @@ class Structure:
     recompute_layers: int = 0  # full recompute of the first so many layers of each stage; 0: of all
     loss: Loss = "full"
     loss_chunks: int = 8  # of a chunked loss
+    first_stage_layers: int = 0  # of the first pipeline rank, and of the last; 0: what the others leave, or their share
+    last_stage_layers: int = 0
+    embedding_weight: int | None = None  # layers that it counts as where layers are cut into stages; None: the engine's
+    head_weight: int | None = None
 
     @property
     def partly(self) -> bool:
         """Are some layers of a stage recomputed whole, and the others not?"""
         return self.recompute == "full" and self.recompute_layers > 0
+
+    @property
+    def sets_stages(self) -> bool:
+        """Are the layers of an end of the pipeline said?"""
+        return bool(self.first_stage_layers or self.last_stage_layers)
+
+    @property
+    def weighs_ends(self) -> bool:
+        """Is it said what its ends weigh?"""
+        return self.embedding_weight is not None or self.head_weight is not None
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,18 @@ Schedule = Annotated[
 VirtualStages = Annotated[
     str | None, _text("--virtual-stages", "N", "Stages held by one rank. [1, or 2 by a schedule of several]")
 ]
+FirstStageLayers = Annotated[
+    str | None,
+    _text("--first-stage-layers", "N", "Layers of the first pipeline rank, beside which others share the rest."),
+]
+LastStageLayers = Annotated[str | None, _text("--last-stage-layers", "N", "Layers of the last pipeline rank.")]
+EmbeddingWeight = Annotated[
+    str | None,
+    _text("--embedding-weight", "N", "Layers that the embedding counts as in the cut into stages. [the engine's own]"),
+]
+HeadWeight = Annotated[
+    str | None, _text("--head-weight", "N", "Layers that the head counts as in the cut. [the engine's own]")
+]
 Recompute = Annotated[
     str | None,
     _text(

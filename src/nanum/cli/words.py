@@ -345,6 +345,7 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         "cp_kind": cp_kind if sizes["cp"] > 1 else "none",
         **_recompute(reader),
         **_loss(reader),
+        **_placement(reader),
         "schedule": (schedule := reader.choice("schedule", "1f1b")),
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),
@@ -379,6 +380,13 @@ def _recompute(reader: Reader) -> dict[str, Any]:
     if names and set(names) <= set(RECOMPUTE_MODULES):
         return {"recompute": "selective", "recompute_modules": tuple(sorted(names)), "recompute_layers": layers}
     return {"recompute": reader.choice("recompute", "none"), "recompute_layers": layers}
+
+
+def _placement(reader: Reader) -> dict[str, Any]:
+    """How layers are cut into stages, where the user says so."""
+    weights = (name for name in ("embedding_weight", "head_weight") if reader.said(name))
+    layers = {name: reader.whole(name, 0) for name in ("first_stage_layers", "last_stage_layers")}
+    return layers | {name: reader.whole(name, 0, least=0) for name in weights}
 
 
 def _virtual_stages(reader: Reader, schedule: str, pp: int) -> int:

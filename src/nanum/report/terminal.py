@@ -113,6 +113,8 @@ def flags_of(document: Document) -> str:
         words.append(f"--schedule {at['schedule']}")
         if at["virtual_stages"] > 1:
             words.append(f"--virtual-stages {at['virtual_stages']}")
+        placed = ((name, at.get(name)) for name in PLACED)
+        words += [f"--{name.replace('_', '-')} {n}" for name, n in placed if n is not None and _says(name, n)]
     if at["ep"] > 1:
         words.append(f"--etp {at['etp']}")
     if at["rank_order"] != ",".join(RANK_ORDER):
@@ -132,6 +134,20 @@ def flags_of(document: Document) -> str:
     return " ".join(words + [f"--{name} {value}" for name, value in said])
 
 
+PLACED = ("first_stage_layers", "last_stage_layers", "embedding_weight", "head_weight")
+
+
+def _says(name: str, number: int) -> bool:
+    """Is it said of the ends of a pipeline? A weight of 0 is, 0 layers are not."""
+    return number > 0 or name.endswith("weight")
+
+
+def _placed_words(layout: Document) -> str:
+    """How layers are cut into stages, where it was said."""
+    said = ((name, layout.get(name)) for name in PLACED)
+    return ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in said if n is not None and _says(name, n))
+
+
 def layout_words(layout: Document) -> str:
     """A layout in one line: the axes that divide, then what is done about memory."""
     flat = {**layout, **layout.get("structure", {})}
@@ -147,6 +163,7 @@ def layout_words(layout: Document) -> str:
     if flat.get("pp", 1) != 1 and "schedule" in flat:
         chunks = flat.get("virtual_stages", 1)
         others.append(f"{flat['schedule']}{f', {chunks} stages a rank' if chunks > 1 else ''}")
+        others += [words] if (words := _placed_words(flat)) else []
     if "recompute" in flat:
         some = f" of {layers} layers a stage" if (layers := flat.get("recompute_layers")) else ""
         others.append(f"recompute {flat.get('recompute_modules') or flat['recompute']}{some}")
