@@ -17,7 +17,7 @@ import numpy as np
 from nanum.arrays import distinct, least, where
 from nanum.blocks.body import Body, Emitted
 from nanum.blocks.ends import PositionTables, embedding_body, head_body, head_under, rotary_angles_bytes
-from nanum.blocks.layer import LayerKinds, emit_layer, layer_body, layer_dims
+from nanum.blocks.layer import LayerKinds, emit_layers, layer_body, layer_dims
 from nanum.blocks.mtp import BOTH
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
@@ -33,7 +33,7 @@ from nanum.parallel.fully_shard import FullyShard
 from nanum.parallel.live_shards import LiveShards
 from nanum.parallel.partitioned import Partitioned
 from nanum.parallel.pipeline import DataParallel, Position, Step, step
-from nanum.parallel.places import divided, groups
+from nanum.parallel.places import Group, divided, every_nth, groups, in_chunks, in_words
 from nanum.parallel.replicated import DataRanks, Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
@@ -224,11 +224,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     if at_body is not None:
         kinds, at = distinct(kinds)
     layers, begins, first, last, at_body, pp = kinds
-    placed = (
-        divided(parts.layers.runs, begins, layers, structure.recompute_layers)
-        if structure.partly
-        else groups(parts.layers.runs, begins, layers)
-    )
+    placed = _placed(parts.layers, begins, layers, structure)
     onward, back = (_on_this_rank(layout, stage, stage + way) for way in (1, -1))
     where = Stage(placed, first, last, (1 - last) * (1 - onward), (1 - first) * (1 - back), at_body, onward, back)
     sizes = {f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}
@@ -255,6 +251,18 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
         m = m // 2  # half of them enter at either end
     seen = Layout(**sizes, pp=pp, structure=layout.structure, rank_order=layout.rank_order)
     return Staged(chain, _exchanged(chain, parts, engine), Position(stage, layout.pp, m, at), seen)
+
+
+def _placed(kinds: LayerKinds, begins: Any, layers: Any, structure: Structure) -> tuple[Group, ...]:
+    """The layers of each stage, by the indices of their bodies."""
+    if structure.in_chunks:
+        chunk = structure.recompute_chunk
+        return in_words(in_chunks(kinds.in_order, chunk, kinds.parts(chunk)), begins, layers)
+    if structure.partly and structure.recompute_every > 1:
+        return in_words(every_nth(kinds.in_order, structure.recompute_every), begins, layers)
+    if structure.partly:
+        return divided(kinds.runs, begins, layers, structure.recompute_layers)
+    return groups(kinds.runs, begins, layers)
 
 
 def _layers_before(model: Model, engine: Engine, stages: Any, stage: Any, structure: Structure) -> Any:
@@ -338,12 +346,15 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     def around(kind: Layer, **more: Any) -> Shapes:
         return Shapes(mesh, {**dims, **layer_dims(kind, dims), **more}, at, crowded)
 
-    of_kinds = tuple(map(around, layers.kinds))
+    of_parts = layers.parts(structure.recompute_chunk if structure.in_chunks else 1)
+    of_kinds = tuple(around(layers.kinds[part[0]]) for part in of_parts)  # in a chunk all are of one size
     of_head = around(model.layers[-1], **{BOTH: 2 * model.hidden_size}) if model.mtp_layers else ends
     given = conventions, structure, job.trained
     emitted = tuple(
-        emit_layer(model, kind, here, *given, given_grad=layers.given_grad(i))
-        for i, (kind, here) in enumerate(zip(layers.kinds, of_kinds, strict=True))
+        emit_layers(
+            model, tuple(layers.kinds[kind] for kind in part), here, *given, given_grad=layers.given_grad(part[0])
+        )
+        for part, here in zip(of_parts, of_kinds, strict=True)
     )
     modes: tuple[Recompute, ...] = ("full", "none") if structure.partly else (structure.recompute,)
     bodies = Each(

@@ -143,6 +143,11 @@ Recompute = Annotated[
 RecomputeLayers = Annotated[
     str | None, _text("--recompute-layers", "N", "Full recompute of the first N layers of each stage alone. [all]")
 ]
+RecomputeEvery = Annotated[str | None, _text("--recompute-every", "N", "Full recompute of each N-th layer alone. [1]")]
+RecomputeChunk = Annotated[
+    str | None,
+    _text("--recompute-chunk", "N", "Full recompute of N layers at once, of which the first's input is kept. [1]"),
+]
 MicroBatchSize = Annotated[str | None, _text("--micro-batch-size", "N", "Sequences a rank computes at once. [1]")]
 Attention = Annotated[str | None, _text("--attention", "flash|eager", "The attention kernel. [flash]")]
 Compile = Annotated[

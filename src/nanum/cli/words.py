@@ -376,10 +376,12 @@ def _recompute(reader: Reader) -> dict[str, Any]:
     layers = reader.whole("recompute_layers", 0)
     if reader.said("recompute_layers") and layers < 1 and not reader.unread:
         reader.reasons.append(f"--recompute-layers {layers} must be at least 1")
+    some = {"recompute_layers": layers}
+    some |= {name: reader.whole(name, 1) for name in ("recompute_every", "recompute_chunk")}
     names = tuple(dict.fromkeys(name.strip() for name in word.split(",")))
     if names and set(names) <= set(RECOMPUTE_MODULES):
-        return {"recompute": "selective", "recompute_modules": tuple(sorted(names)), "recompute_layers": layers}
-    return {"recompute": reader.choice("recompute", "none"), "recompute_layers": layers}
+        return {"recompute": "selective", "recompute_modules": tuple(sorted(names)), **some}
+    return {"recompute": reader.choice("recompute", "none"), **some}
 
 
 def _placement(reader: Reader) -> dict[str, Any]:

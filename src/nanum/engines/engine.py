@@ -16,7 +16,7 @@ from nanum.rules import Rule
 from nanum.rules.loss import loss_rule
 from nanum.rules.mtp import mtp_rule
 from nanum.rules.placement import placement_rules
-from nanum.rules.recompute import recompute_rules
+from nanum.rules.recompute import SomeLayers, recompute_rules
 from nanum.schedule import stages_of
 from nanum.states import States
 
@@ -44,7 +44,7 @@ class Engine:
     default_sp: bool = True  # is tensor parallelism sequence parallel too, unless it is said?
     layers_by_model: Callable[[Model, Any, Any], Any] | None = None  # the same rule, where it weighs the parts
     recompute_modules: tuple[str, ...] = ()  # that a selective recompute may name
-    recomputes_some_layers: bool = False  # can it recompute some layers of a stage and not the others?
+    recomputes: tuple[SomeLayers, ...] = ()  # which layers of a stage it can recompute and not the others
     losses: tuple[Loss, ...] = ("full",)  # that it has
     sets_stages: bool = False  # may the layers of the first and the last stage be said?
     end_weights: tuple[int, int] | None = None  # of embedding and head, in layers, where others may be said
@@ -56,7 +56,7 @@ class Engine:
             *self.rules,
             _schedule_rule(self.name, self.schedules),
             *(() if self.fp8 else (_fp8_rule(self.name),)),
-            *recompute_rules(self.name, self.recompute_modules, self.recomputes_some_layers),
+            *recompute_rules(self.name, self.recompute_modules, self.recomputes),
             loss_rule(self.name, self.losses),
             mtp_rule(self.name, self.lacks_mtp),
             *placement_rules(

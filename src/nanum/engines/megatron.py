@@ -34,7 +34,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
 from nanum.rules import Rule
-from nanum.rules.mtp import sharded_mtp_rule
+from nanum.rules.mtp import chunked_mtp_rule, sharded_mtp_rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.rule import fails_to_divide
 from nanum.rules.trained import frozen_rule, quantized_rule
@@ -246,6 +246,7 @@ RULES = (
     ),
     eager_rule("megatron", "its kernels are fused by themselves"),
     sharded_mtp_rule("megatron"),
+    chunked_mtp_rule("megatron"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
     EQUAL_STAGES,
     Rule(
@@ -309,5 +310,5 @@ MEGATRON = Engine(
     sets_stages=True,  # --decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers
     end_weights=(0, 0),  # --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split
     lacks_mtp="",
-    recomputes_some_layers=True,  # recompute.py: --recompute-method block
+    recomputes=("first", "chunk"),  # recompute.py: --recompute-method block, or uniform
 )

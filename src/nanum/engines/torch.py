@@ -175,7 +175,7 @@ TORCH = Engine(
     losses=("full", "chunked", "fused"),  # as a user writes it, or takes it from Liger
     sets_stages=True,  # a stage is the layers that its user gives it
     end_weights=(1, 1),
-    recomputes_some_layers=True,  # torch.utils.checkpoint is the user's own to put around a layer
+    recomputes=("first", "every", "chunk"),  # torch.utils.checkpoint is the user's own to put around layers
 )
 
 

@@ -22,4 +22,9 @@ def of_2024(model: Model, job: Job, structure: Structure) -> Conventions:
     return replace(conventions(model, job, structure), fused=fused, units="root", prefetches_units=False)
 
 
-TORCHTITAN_2024 = replace(TORCHTITAN, version="ba24697 (December 2024)", conventions=of_2024)
+TORCHTITAN_2024 = replace(
+    TORCHTITAN,
+    version="ba24697 (December 2024)",
+    conventions=of_2024,
+    recomputes=("every",),  # parallelize_llama.py: selective_ac_option, a number
+)

@@ -167,6 +167,8 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
         "recompute": s.recompute,
         "recompute_modules": ",".join(s.recompute_modules),
         "recompute_layers": s.recompute_layers,
+        "recompute_every": s.recompute_every,
+        "recompute_chunk": s.recompute_chunk,
         "loss": s.loss,
         "loss_chunks": s.loss_chunks if s.loss == "chunked" else 1,
         "attention": s.attention,

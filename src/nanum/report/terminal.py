@@ -103,6 +103,7 @@ def flags_of(document: Document) -> str:
     words.append(f"--micro-batch-size {at['micro_batch_size']} --zero {at['zero']} --recompute {recompute}")
     if at.get("recompute_layers"):
         words.append(f"--recompute-layers {at['recompute_layers']}")
+    words += [f"--recompute-{way} {n}" for way in ("every", "chunk") if (n := at.get(f"recompute_{way}", 1)) > 1]
     if at["zero"] == 3:
         words.append("--reshard" if at["reshard"] else "--no-reshard")
     if at["tp"] > 1:
@@ -166,6 +167,8 @@ def layout_words(layout: Document) -> str:
         others += [words] if (words := _placed_words(flat)) else []
     if "recompute" in flat:
         some = f" of {layers} layers a stage" if (layers := flat.get("recompute_layers")) else ""
+        some += f" of each {n}th layer" if (n := flat.get("recompute_every", 1)) > 1 else ""
+        some += f" of {n} layers at once" if (n := flat.get("recompute_chunk", 1)) > 1 else ""
         others.append(f"recompute {flat.get('recompute_modules') or flat['recompute']}{some}")
     if "micro_batch_size" in flat:
         others.append(f"micro-batch {flat['micro_batch_size']}")

@@ -52,6 +52,18 @@ def mtp_rule(engine: str, lacks: str) -> Rule:
     )
 
 
+def chunked_mtp_rule(engine: str) -> Rule:
+    """Refuses it beside recompute of several layers at once (`recompute_num_layers must be 1 for MTP recompute`)."""
+    return Rule(
+        f"multi-token prediction with chunks of recomputed layers ({engine})",
+        lambda model, job, cluster, layout: model.mtp_layers != 0 and layout.structure.in_chunks,
+        lambda model, job, cluster, layout: (
+            f"--mtp-layers {model.mtp_layers} with --recompute-chunk {layout.structure.recompute_chunk}: {engine} "
+            "recomputes one layer at once beside it"
+        ),
+    )
+
+
 def sharded_mtp_rule(engine: str) -> Rule:
     """Refuses it where the modules' weights would be gathered with the head's."""
     return Rule(
