@@ -92,6 +92,14 @@ def may_chunk(engine: Engine) -> bool:
     return engine in (TORCHTITAN, TORCH)
 
 
+SOME_LAYERS: tuple[dict[str, int], ...] = (
+    {},
+    *({"recompute_layers": n} for n in (1, 2, 3)),
+    *({"recompute_every": n} for n in (2, 3)),
+    *({"recompute_chunk": n} for n in (2, 3)),
+)
+
+
 def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Structure]:
     engine = draw(st.sampled_from(ENGINES))
     recompute = draw(st.sampled_from(("none", "selective", "full")))
@@ -100,7 +108,7 @@ def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Stru
         reshard=draw(st.booleans()),
         tensor=draw(st.sampled_from(("tensor", "sequence"))) if tp else "none",
         recompute=recompute,
-        recompute_layers=draw(st.integers(0, 3)) if recompute == "full" else 0,
+        **draw(st.sampled_from(SOME_LAYERS) if recompute == "full" else st.just({})),
         loss=draw(st.sampled_from(("full", "chunked", "full" if tp else "fused"))) if may_chunk(engine) else "full",
         loss_chunks=draw(st.sampled_from((2, 4))),
         schedule=draw(st.sampled_from(("1f1b", "gpipe"))) if pp else "1f1b",

@@ -26,5 +26,5 @@ TORCHTITAN_2024 = replace(
     TORCHTITAN,
     version="ba24697 (December 2024)",
     conventions=of_2024,
-    recomputes=("every",),  # parallelize_llama.py: selective_ac_option, a number
+    recomputes=("every",),  # parallelize_llama.py: selective_ac_option, a number, counted over all of a rank's stages
 )

@@ -92,18 +92,18 @@ HAS: dict[SomeLayers, str] = {
 FLAGS: dict[SomeLayers, str] = {"first": "layers", "every": "every", "chunk": "chunk"}
 
 
-def _asked(layout: Layout, way: SomeLayers) -> Any:
+def _number(layout: Layout, way: SomeLayers) -> Any:
     s = layout.structure
-    return {"first": s.recompute_layers, "every": s.recompute_every - 1, "chunk": s.recompute_chunk - 1}[way]
+    return {"first": s.recompute_layers, "every": s.recompute_every, "chunk": s.recompute_chunk}[way]
 
 
 def _some_layers_rule(engine: str, way: SomeLayers) -> Rule:
     return Rule(
         f"{engine} recomputes no such layers alone ({way})",
-        lambda model, job, cluster, layout: bool(_asked(layout, way)),
+        lambda model, job, cluster, layout: _number(layout, way) != (0 if way == "first" else 1),
         lambda model, job, cluster, layout: (
-            f"--recompute-{FLAGS[way]} {getattr(layout.structure, f'recompute_{FLAGS[way]}')} is not in {engine}, which "
-            f"recomputes all layers or none; {HAS[way]}"
+            f"--recompute-{FLAGS[way]} {_number(layout, way)} is not in {engine}, which recomputes all layers or none; "
+            f"{HAS[way]}"
         ),
     )
 

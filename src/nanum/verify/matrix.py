@@ -120,6 +120,8 @@ MATRIX = (
     _ask("pp 2, 1f1b, recompute full", schedule="1f1b", recompute="full", **_PIPELINE),
     _ask("pp 2, 1 layer on the first stage, recompute 2 at once", schedule="1f1b", first_stage_layers=1,
          recompute="full", recompute_chunk=2, **_PIPELINE),
+    _ask("pp 2, recompute each 2nd layer, bf16", schedule="1f1b", precision="bf16", recompute="full",
+         recompute_every=2, **_PIPELINE),
     _ask("pp 2, interleaved", schedule="interleaved", **_CHUNKS),
     _ask("pp 2, looped breadth-first", schedule="looped-bfs", **_CHUNKS),
     _ask("pp 2, zero bubble", schedule="zb-h1", **_CHUNKS),
