@@ -289,7 +289,7 @@ def test_refused(engine: str, model: str, given: dict[str, Any], why: str) -> No
             load(model),
             Job(1024, 64),
             cluster.load("1x8xh100-sxm"),
-            Layout(dp_shard=8, structure=Structure(zero=zero, **given)),
+            Layout(dp_shard=8, structure=Structure(**{"zero": zero} | given)),
             engine=engine,
         )
     assert any(why in reason for reason in refused.value.reasons), refused.value.reasons
