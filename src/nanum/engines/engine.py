@@ -20,6 +20,8 @@ from nanum.rules.recompute import SomeLayers, recompute_rules
 from nanum.schedule import stages_of
 from nanum.states import States
 
+NOTHING_SAID = Structure()
+"""Of the ends of a pipeline."""
 DataParallel = Literal["fully_shard", "plain_or_fully_shard", "flat_buffers", "partitioned", "accumulated"]
 
 
@@ -74,7 +76,7 @@ class Engine:
         said = structure.embedding_weight, structure.head_weight
         return embedding if said[0] is None else said[0], head if said[1] is None else said[1]
 
-    def layers(self, model: Model, stages: Any, stage: Any, structure: Structure) -> Any:
+    def layers(self, model: Model, stages: Any, stage: Any, structure: Structure = NOTHING_SAID) -> Any:
         """How many layers a stage has: by what `structure` says of the ends, or by the engine's own rule."""
         if structure.sets_stages:
             return layers_beside(model.num_hidden_layers, stages, stage, structure)
