@@ -164,6 +164,8 @@ def _say_uneven(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str
         )
     weights = (s.embedding_weight or 0) + (s.head_weight or 0)
     with_ends = f" and the {weights} that its ends weigh" if weights else ""
+    if fails_to_divide(layout.pp, layers + weights):
+        stages = f"pp={layout.pp}"
     return (
         f"{stages} does not divide num_hidden_layers={layers}{with_ends} (megatron): --first-stage-layers, "
         "--last-stage-layers, --embedding-weight 1 or --head-weight 1 cut them otherwise"
