@@ -155,8 +155,8 @@ def test_an_answer_is_whole() -> None:
     ("layout", "m", "said"),
     [
         (laid(4, 2), 6, "takes micro-batches in groups of pp=4, which does not divide the 6 of"),
-        (laid(4, 3), 8, "pp·virtual_stages = 4·3 does not divide num_hidden_layers=16 (megatron; its flags"),
-        (laid(3, 2), 6, "pp=3 does not divide num_hidden_layers=16 (megatron; its flags"),
+        (laid(4, 3), 8, "pp·virtual_stages = 4·3 does not divide num_hidden_layers=16 (megatron): --first"),
+        (laid(3, 2), 6, "pp=3 does not divide num_hidden_layers=16 (megatron): --first"),
         (laid(4, 1), 8, "schedule=interleaved with virtual_stages=1 is 1f1b in megatron"),
         (laid(4, 2, 3, dp_shard=2), 8, "schedule=interleaved with zero=3, Megatron-FSDP, is not modelled yet"),
     ],

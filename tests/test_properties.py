@@ -92,6 +92,14 @@ def may_chunk(engine: Engine) -> bool:
     return engine in (TORCHTITAN, TORCH)
 
 
+SOME_LAYERS: tuple[dict[str, int], ...] = (
+    {},
+    *({"recompute_layers": n} for n in (1, 2, 3)),
+    *({"recompute_every": n} for n in (2, 3)),
+    *({"recompute_chunk": n} for n in (2, 3)),
+)
+
+
 def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Structure]:
     engine = draw(st.sampled_from(ENGINES))
     recompute = draw(st.sampled_from(("none", "selective", "full")))
@@ -100,7 +108,7 @@ def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Stru
         reshard=draw(st.booleans()),
         tensor=draw(st.sampled_from(("tensor", "sequence"))) if tp else "none",
         recompute=recompute,
-        recompute_layers=draw(st.integers(0, 3)) if recompute == "full" else 0,
+        **draw(st.sampled_from(SOME_LAYERS) if recompute == "full" else st.just({})),
         loss=draw(st.sampled_from(("full", "chunked", "full" if tp else "fused"))) if may_chunk(engine) else "full",
         loss_chunks=draw(st.sampled_from((2, 4))),
         schedule=draw(st.sampled_from(("1f1b", "gpipe"))) if pp else "1f1b",
@@ -135,7 +143,7 @@ def cases(
         }
         layouts.append(Layout(**sizes, structure=structure))
         stages.append(draw(st.integers(0, sizes["pp"] - 1)))
-    if any(engine.layers(model, at.pp, stage) == 0 for at in layouts for stage in range(at.pp)):
+    if any(engine.layers(model, at.pp, stage, structure) == 0 for at in layouts for stage in range(at.pp)):
         some = (ALL,)  # a frozen end alone on a stage is refused
     sequences, trained = 96 * draw(st.sampled_from((1, 2))), draw(st.sampled_from(some))
     return Case(model, engine, structure, tuple(layouts), tuple(stages), sequences, trained=trained)

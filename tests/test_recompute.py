@@ -18,7 +18,7 @@ from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
 from nanum.layout import Layout, Structure
-from nanum.model import Attention, Experts, LatentAttention, Mlp, Model, load
+from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model, load
 from nanum.parallel.pipeline import Step
 
 MEGATRON, TORCHTITAN, TORCH = (engines.load(name) for name in ("megatron", "torchtitan", "torch"))
@@ -170,6 +170,47 @@ def test_so_many_layers_of_each_stage(engine: Engine, model: Model, pp: int) -> 
         assert moment(some.program).bytes == moment(gone.program).bytes
 
 
+WINDOWED = replace(DENSE, name="windowed", alternates=(Layer(replace(ATTENTION, window=32), MLP),) * 2)
+
+
+@pytest.mark.parametrize("engine", [MEGATRON, TORCH], ids=lambda e: e.name)
+@pytest.mark.parametrize("model", [DENSE, LATENT_MODEL, WINDOWED], ids=lambda m: m.name)
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("chunk", [2, 3, 8, 9])
+def test_several_layers_at_once(engine: Engine, model: Model, pp: int, chunk: int) -> None:
+    """Megatron-LM's recompute.py, `uniform`: of so many layers the first's input is kept, and at a stage's end of those
+    that are left. PyTorch stops before the last product of what it runs again, Megatron does not."""
+    given = {"pp": pp, "zero": 1 if engine is MEGATRON else 0, "recompute": "full"}
+    for stage in range(pp):
+        layers = model.num_hidden_layers // pp
+        each, at_once = (step(model, engine, stage, **given, recompute_chunk=n) for n in (1, chunk))
+        fewer = layers - -(-layers // chunk)
+        assert forward_bytes(each) - forward_bytes(at_once) == fewer * 2 * T * H
+        not_stopped = fewer * 2 * (2 * T * F * H) * (engine is TORCH)  # of two micro-batches
+        assert flops(at_once.program) - flops(each.program) == not_stopped
+        assert _of_states(at_once) == _of_states(each)
+
+
+@pytest.mark.parametrize("model", [DENSE, MIXED, replace(MIXED, leading=(DENSE.ordinary,) * 3)], ids=["a", "b", "c"])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_each_nth_layer_of_a_stage(model: Model, pp: int) -> None:
+    """torchtitan 0.2.2, `_apply_layer_sac`: layers n, 2n and so on, counted from 1."""
+    of = {mode: _of_layers(model, TORCH, mode) for mode in ("none", "full")}
+    for stage in range(pp):
+        layers = model.num_hidden_layers // pp
+        kinds = [model.kinds.index(layer) for layer in model.layers[stage * layers : (stage + 1) * layers]]
+        none = step(model, TORCH, stage, pp=pp, zero=0)
+        for n in (2, 3, 5):
+            some = step(model, TORCH, stage, pp=pp, zero=0, recompute="full", recompute_every=n)
+            fewer = sum(of["none"][kind] - of["full"][kind] for kind in kinds[n - 1 :: n])
+            assert forward_bytes(none) - forward_bytes(some) == fewer
+            if len(model.kinds) == 1:
+                full = step(model, TORCH, stage, pp=pp, zero=0, recompute="full")
+                share = (layers // n) / layers
+                assert flops(some.program) - flops(none.program) == share * (flops(full.program) - flops(none.program))
+            assert _of_states(some) == _of_states(none)
+
+
 def _of_layers(model: Model, engine: Engine, mode: str) -> list[int]:
     at = layout(recompute=mode, zero=1 if engine is MEGATRON else 0)
     return [int(peak(body.forward).net) for body in emit_parts(model, Job(S, B), at, engine).bodies.layers]
@@ -217,6 +258,19 @@ def _of_states(found: Step) -> dict[Any, Any]:
         ("torchtitan", "gpt2", {"recompute": "full", "recompute_layers": 2}, "recomputes all layers or none"),
         ("torchtitan", "gpt2", {"recompute": "selective", "recompute_modules": ("mlp",)}, "mlp is not in torchtitan"),
         ("torch", "gpt2", {"recompute": "selective", "recompute_layers": 2}, "recompute_layers=2 with recompute=sel"),
+        ("torchtitan", "gpt2", {"recompute": "full", "recompute_every": 2}, "torchtitan had it until 0.2.2"),
+        ("torchtitan", "gpt2", {"recompute": "full", "recompute_chunk": 2}, "--recompute-chunk 2 is not in torchtitan"),
+        ("megatron", "gpt2", {"recompute": "full", "recompute_every": 2}, "--recompute-every 2 is not in megatron"),
+        ("megatron", "gpt2", {"recompute_every": 2}, "recompute_every=2 with recompute=none"),
+        ("megatron", "gpt2", {"recompute": "full", "recompute_chunk": 0}, "recompute_chunk=0 with recompute=full"),
+        (
+            "megatron",
+            "gpt2",
+            {"recompute": "full", "recompute_chunk": 2, "recompute_layers": 2},
+            "recompute_layers=2 with recompute_chunk=2: choose one",
+        ),
+        ("megatron", "gpt2", {"recompute": "full", "recompute_chunk": 2, "zero": 3}, "with zero=3: what is gathered"),
+        ("megatron", "deepseek-v3", {"recompute": "full", "recompute_chunk": 2}, "has layers of several sizes"),
         ("megatron", "gpt2", {"recompute": "full", "recompute_modules": ("mlp",)}, "modules are named to a selective"),
         ("megatron", "gpt2", {"recompute": "selective", "recompute_modules": ("moe",)}, "gpt2 has no experts"),
         ("megatron", "gpt2", {"recompute": "selective", "recompute_modules": ("layernorm",)}, "no norm of its own"),
@@ -235,7 +289,7 @@ def test_refused(engine: str, model: str, given: dict[str, Any], why: str) -> No
             load(model),
             Job(1024, 64),
             cluster.load("1x8xh100-sxm"),
-            Layout(dp_shard=8, structure=Structure(zero=zero, **given)),
+            Layout(dp_shard=8, structure=Structure(**{"zero": zero} | given)),
             engine=engine,
         )
     assert any(why in reason for reason in refused.value.reasons), refused.value.reasons

@@ -16,14 +16,15 @@ import numpy as np
 
 from nanum.arrays import distinct, least
 from nanum.blocks.body import Body, Emitted
-from nanum.blocks.ends import PositionTables, embedding_body, head_body, rotary_angles_bytes
+from nanum.blocks.ends import PositionTables, embedding_body, head_body, head_under, rotary_angles_bytes
 from nanum.blocks.experts import crowded
-from nanum.blocks.layer import LayerKinds, emit_layer, layer_body, layer_dims
+from nanum.blocks.layer import LayerKinds, emit_layers, layer_body, layer_dims
+from nanum.blocks.mtp import BOTH
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import ONE_CHUNK, TWO_WAY, V_SHAPED, Layout, Recompute, Structure
-from nanum.model import Model
+from nanum.model import Layer, Model
 from nanum.once import Once
 from nanum.parallel.accumulated import Accumulated
 from nanum.parallel.chain import Chain, Each, Stage
@@ -33,7 +34,7 @@ from nanum.parallel.fully_shard import FullyShard
 from nanum.parallel.live_shards import LiveShards
 from nanum.parallel.partitioned import Partitioned
 from nanum.parallel.pipeline import DataParallel, Position, Step, step
-from nanum.parallel.places import divided, groups
+from nanum.parallel.places import Group, divided, every_nth, groups, in_chunks, in_words
 from nanum.parallel.replicated import DataRanks, Replicated
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
@@ -77,7 +78,7 @@ class Weights:
 
     def _made(self, make: Callable[[Shapes, tuple[Tensor, ...], Mapping[Tensor, Tensor]], T]) -> tuple[Each[T], T]:
         head = self.bodies.head
-        without = tuple(w for w in head.weights if w.name != "head")
+        without = tuple(w for w in head.weights if w.name not in head.shared)
         each = self.shapes.zip(self.bodies).map(lambda both: make(both[0], both[1].weights, both[1].weight_grads))
         return each, make(self.shapes.head, without, head.weight_grads)
 
@@ -98,7 +99,10 @@ class Parts:
         """The same parts under another recompute mode: only what a layer keeps differs."""
         structure = replace(self.structure, recompute=recompute)
         layers = tuple(layer_body(emitted, recompute) for emitted in self.emitted_layers)
-        return replace(self, structure=structure, bodies=replace(self.bodies, layers=layers))
+        head = self.bodies.head
+        if head.emitted is not None:
+            head = head_under(head.emitted, structure, head.shared)
+        return replace(self, structure=structure, bodies=replace(self.bodies, layers=layers, head=head))
 
     @property
     def table(self) -> Tensor:
@@ -107,9 +111,9 @@ class Parts:
 
     @property
     def table_grad_bytes(self) -> Any:
-        """The gradient that the head leaves for the table, which the embedding's is added to."""
+        """The gradient that the head leaves for a table that it shares, which the embedding's is added to."""
         head = self.bodies.head
-        return sum(self.shapes.head.bytes(g) for w, g in head.weight_grads.items() if w.name == "head")
+        return sum(self.shapes.head.bytes(g) for w, g in head.weight_grads.items() if w.name in head.shared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,25 +214,23 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     parts, at_body = bodies.parts, bodies.at
     structure = layout.structure
     stages = stages_of(structure.schedule, layout.pp, structure.virtual_stages) if structure.pipelined else layout.pp
-    layers = engine.layers(model, stages, stage)
+    layers = engine.layers(model, stages, stage, structure)
     first, last = (stage == 0) * 1, (stage == stages - 1) * 1
     # Where all layers are alike it does not matter which of them a stage has.
-    begins = _layers_before(model, engine, stages, stage) if len(bodies.parts.layers.kinds) > 1 else 0 * layers
+    begins = (
+        _layers_before(model, engine, stages, stage, structure) if len(bodies.parts.layers.kinds) > 1 else 0 * layers
+    )
     at = None
     kinds: Any = (layers, begins, first, last, at_body, layout.pp)
     if at_body is not None:
         kinds, at = distinct(kinds)
     layers, begins, first, last, at_body, pp = kinds
-    placed = (
-        divided(parts.layers.runs, begins, layers, structure.recompute_layers)
-        if structure.partly
-        else groups(parts.layers.runs, begins, layers)
-    )
+    placed = _placed(parts.layers, begins, layers, structure)
     onward, back = (_on_this_rank(layout, stage, stage + way) for way in (1, -1))
     where = Stage(placed, first, last, (1 - last) * (1 - onward), (1 - first) * (1 - back), at_body, onward, back)
     sizes = {f: where.take(getattr(bodies.layout, f)) for f in BODY_FIELDS}
     shapes, conventions, table = parts.shapes.embedding, parts.conventions, parts.table
-    tied = model.tie_word_embeddings
+    tied = bool(parts.bodies.head.shared)
     rows = shapes.part("S", ("cp",))  # of a sequence, on one rank
     tables = PositionTables.of(model, shapes, conventions, structure)
     chain = Chain(
@@ -252,11 +254,23 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     return Staged(chain, _exchanged(chain, parts, engine), Position(stage, layout.pp, m, at), seen)
 
 
-def _layers_before(model: Model, engine: Engine, stages: Any, stage: Any) -> Any:
+def _placed(kinds: LayerKinds, begins: Any, layers: Any, structure: Structure) -> tuple[Group, ...]:
+    """The layers of each stage, by the indices of their bodies."""
+    if structure.in_chunks:
+        chunk = structure.recompute_chunk
+        return in_words(in_chunks(kinds.in_order, chunk, kinds.parts(chunk)), begins, layers)
+    if structure.partly and structure.recompute_every > 1:
+        return in_words(every_nth(kinds.in_order, structure.recompute_every), begins, layers)
+    if structure.partly:
+        return divided(kinds.runs, begins, layers, structure.recompute_layers)
+    return groups(kinds.runs, begins, layers)
+
+
+def _layers_before(model: Model, engine: Engine, stages: Any, stage: Any, structure: Structure) -> Any:
     """How many layers the stages before have."""
     before: Any = 0 * stage
     for earlier in range(int(np.max(stage))):
-        here = engine.layers(model, stages, least(earlier + 0 * stage, stages - 1))
+        here = engine.layers(model, stages, least(earlier + 0 * stage, stages - 1), structure)
         before = before + here * (earlier < stage)
     return before
 
@@ -328,22 +342,28 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     mesh, dims = layout.mesh, _dims(model, job, layout, conventions)
     ends = Shapes(mesh, dims, at)
     layers = LayerKinds.of(model, job.trained)
-    of_kinds = tuple(
-        Shapes(mesh, {**dims, **layer_dims(kind, dims, layout, job.routing)}, at, crowded(kind, layout, job))
-        for kind in layers.kinds
-    )
+
+    def around(kind: Layer, **more: Any) -> Shapes:
+        sizes = {**dims, **layer_dims(kind, dims, layout, job.routing), **more}
+        return Shapes(mesh, sizes, at, crowded(kind, layout, job))
+
+    of_parts = layers.parts(structure.recompute_chunk if structure.in_chunks else 1)
+    of_kinds = tuple(around(layers.kinds[part[0]]) for part in of_parts)  # in a chunk all are of one size
+    of_head = around(model.layers[-1], **{BOTH: 2 * model.hidden_size}) if model.mtp_layers else ends
     given = conventions, structure, job.trained
     emitted = tuple(
-        emit_layer(model, kind, here, *given, given_grad=layers.given_grad(i))
-        for i, (kind, here) in enumerate(zip(layers.kinds, of_kinds, strict=True))
+        emit_layers(
+            model, tuple(layers.kinds[kind] for kind in part), here, *given, given_grad=layers.given_grad(part[0])
+        )
+        for part, here in zip(of_parts, of_kinds, strict=True)
     )
     modes: tuple[Recompute, ...] = ("full", "none") if structure.partly else (structure.recompute,)
     bodies = Each(
         embedding_body(model, ends, *given),
         tuple(layer_body(layer, mode) for mode in modes for layer in emitted),
-        head_body(model, ends, *given),
+        head_body(model, of_head, *given),
     )
-    shapes = Each(ends, of_kinds * len(modes), ends)
+    shapes = Each(ends, of_kinds * len(modes), of_head)
     weights = Weights(
         shapes, conventions, structure.zero, _replicates(structure, engine), structure.own_experts, bodies
     )

@@ -82,6 +82,7 @@ LATENT_UP = "latent up"
 LATENT_NORM, EXPERTS_NORM = "norm before latent attention", "norm before experts"
 FEED_FORWARD, EXPERTS, SHARED_EXPERTS = "feed-forward block", "experts", "shared experts"
 EXPERT_ACTIVATION = "activation of experts"
+MTP_MODULE = "module of multi-token prediction"
 
 
 @dataclass(frozen=True)

@@ -61,16 +61,37 @@ class Structure:
     own_experts: bool = False  # experts have a mesh of their own; otherwise tp divides each, as it does all else
     recompute_modules: tuple[str, ...] = ()  # of selective recompute, by the engine's names; none: its own choice
     recompute_layers: int = 0  # full recompute of the first so many layers of each stage; 0: of all
+    recompute_every: int = 1  # full recompute of each so-manieth layer of a stage
+    recompute_chunk: int = 1  # layers of a stage that full recompute takes at once: the first's input alone is kept
     loss: Loss = "full"
     loss_chunks: int = 8  # of a chunked loss
     hpz: bool = False  # ZeRO-3 over replicas too, with a second copy of the weights among dp_shard and cp (DeepSpeed)
     dispatcher: Dispatcher = "alltoall"  # of tokens to experts that are spread
     dispatch_dtype: DispatchDtype = "bf16"  # in which tokens are sent to experts; what comes back is in bf16
+    first_stage_layers: int = 0  # of the first pipeline rank, and of the last; 0: what the others leave, or their share
+    last_stage_layers: int = 0
+    embedding_weight: int | None = None  # layers that it counts as where layers are cut into stages; None: the engine's
+    head_weight: int | None = None
 
     @property
     def partly(self) -> bool:
         """Are some layers of a stage recomputed whole, and the others not?"""
-        return self.recompute == "full" and self.recompute_layers > 0
+        return self.recompute == "full" and (self.recompute_layers > 0 or self.recompute_every > 1)
+
+    @property
+    def in_chunks(self) -> bool:
+        """Are several layers recomputed at once?"""
+        return self.recompute == "full" and self.recompute_chunk > 1
+
+    @property
+    def sets_stages(self) -> bool:
+        """Are the layers of an end of the pipeline said?"""
+        return bool(self.first_stage_layers or self.last_stage_layers)
+
+    @property
+    def weighs_ends(self) -> bool:
+        """Is it said what its ends weigh?"""
+        return self.embedding_weight is not None or self.head_weight is not None
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nanum.blocks.body import Body, Streams, emit, new_tape
-from nanum.conventions import Conventions
+from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
+from nanum.blocks.mtp import further, kept_of_modules
+from nanum.conventions import EVERYTHING, MTP_MODULE, Conventions
 from nanum.dtypes import ITEMSIZE
 from nanum.job import ALL, Trained
 from nanum.layout import Structure
@@ -110,11 +111,24 @@ def head_body(
     y = Tensor("y", ("B", "S", "D"), splits.stream, tape.dtype)
     split = {"V": tape.tp} if tape.tp else {}
 
-    def project(t: Tape, h: Tensor) -> Tensor:
+    def project(t: Tape, h: Tensor, weight: Tensor | None = None) -> Tensor:
         vocabulary = t.tp if conventions.loss_parallel else ()
         want = {**splits.whole, "V": vocabulary}
-        logits = linear(t, h, "head", ("V", h.dims[-1]), split, ("B", "S", "V"), want, bias=model.head_bias)
+        logits = linear(
+            t, h, "head", ("V", h.dims[-1]), split, ("B", "S", "V"), want, bias=model.head_bias, weight=weight
+        )
         return logits if model.logit_cap is None else capped(t, logits)
+
+    def own_logits(h: Tensor) -> Tensor:
+        """The model's own logits, after those of further tokens and their losses."""
+        if not model.mtp_layers:
+            return project(tape, h)
+        table = tape.weight(shared_with_embedding(model)[0], ("V", "D"), split)
+        own, *others = further(tape, h, model, splits, table)
+        weight = table if model.tie_word_embeddings else tape.weight("head", ("V", "D"), split)
+        for state in others:
+            cross_entropy(tape, project(tape, state, weight))
+        return project(tape, own, weight)
 
     def head() -> None:
         h = norm(tape, y, "norm", model.norm) if model.final_norm else y
@@ -133,11 +147,26 @@ def head_body(
             tape.mark("post_forward")
             chunked(tape, h, splits.whole, structure.loss_chunks, project)
             return
-        logits = project(tape, h)
+        logits = own_logits(h)
         tape.frame(y, h)
         tape.mark("post_forward")
         if conventions.step_keeps_logits:
             tape.kept = (logits,)
         cross_entropy(tape, logits)
 
-    return emit(tape, head, x=y).body(shared=("head",) if model.tie_word_embeddings else ())
+    return head_under(emit(tape, head, x=y), structure, shared_with_embedding(model))
+
+
+def shared_with_embedding(model: Model) -> tuple[str, ...]:
+    """The head's name of a table that it shares with the embedding: a tied one, or that in which its modules of
+    multi-token prediction look tokens up.
+    """
+    if model.tie_word_embeddings:
+        return ("head",)
+    return ("embedding",) if model.mtp_layers else ()
+
+
+def head_under(head: Emitted, structure: Structure, shared: tuple[str, ...]) -> Body:
+    """The head under a recompute mode, which its modules of multi-token prediction alone are run again by."""
+    several = any(MTP_MODULE in op.regions for op in head.tape.forward)
+    return head.body(kept_of_modules(head.tape.conventions, structure) if several else EVERYTHING, shared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from nanum.blocks.attention import attention_dims, self_attention
@@ -54,14 +55,29 @@ class LayerKinds:
         more: list[Run] = [(times - 1, (first, *others))] if times > 1 else []
         return cls((*model.kinds, model.kinds[first]), (*apart, *more, *rest), ungiven=True)
 
+    @cached_property
+    def in_order(self) -> tuple[int, ...]:
+        """The kind of each layer of the model."""
+        return tuple(kind for times, kinds in self.runs for kind in kinds * times)
+
+    def parts(self, chunk: int) -> tuple[tuple[int, ...], ...]:
+        """What of a model may be one part of a stage: each kind of layer, or all sequences of kinds of `chunk` layers
+        and, at a stage's end, of fewer.
+        """
+        if chunk == 1:
+            return tuple((kind,) for kind in range(len(self.kinds)))
+        every = self.in_order
+        sizes = range(1, min(chunk, len(every)) + 1)
+        return tuple(dict.fromkeys(every[i : i + n] for n in sizes for i in range(len(every) - n + 1)))
+
     def given_grad(self, kind: int) -> bool:
         """Does what a layer of this kind is given need a gradient?"""
         return not self.ungiven or kind < len(self.kinds) - 1
 
 
-def emit_layer(
+def emit_layers(
     model: Model,
-    kind: Layer,
+    kinds: tuple[Layer, ...],
     shapes: Shapes,
     conventions: Conventions,
     structure: Structure,
@@ -69,34 +85,43 @@ def emit_layer(
     *,
     given_grad: bool = True,
 ) -> Emitted:
-    """One layer, forward and backward; `given_grad` where its input needs a gradient."""
-    a, mlp = kind.attention, kind.mlp
+    """One layer, or several as one part, forward and backward; `given_grad` where its input needs a gradient."""
     tape = new_tape(shapes, conventions, structure, trained, own_trained=trained.layers, adapters=True)
     splits = Streams.of(structure)
     x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
 
-    def attend(h: Tensor) -> Tensor:
-        if isinstance(a, LatentAttention):
-            return latent_attention(tape, h, a, splits)
-        if isinstance(a, LinearAttention):
-            return linear_attention(tape, h, a, splits)
-        return self_attention(tape, h, a, splits, turns=model.position == "rotary")
-
-    def feed(h: Tensor) -> Tensor:
-        with tape.region(FEED_FORWARD if isinstance(mlp, Mlp) else EXPERTS):
-            return feed_forward(tape, h, mlp, splits) if isinstance(mlp, Mlp) else mixture(tape, h, mlp, splits)
-
-    def layer() -> Tensor:
-        if model.placement.startswith("parallel"):
-            return _side_by_side(tape, x, model, attend, feed)
-        latent = LATENT_NORM if isinstance(a, LatentAttention) else ""
-        mixed = EXPERTS_NORM if isinstance(mlp, Experts) else ""
-        between = _in_turn(tape, x, "norm1", model, attend, latent)
-        y = _in_turn(tape, between, "norm2", model, feed, mixed)
-        tape.frame(x)
+    def through() -> Tensor:
+        y = x
+        for kind in kinds:
+            y = decoder_layer(tape, y, model, kind, splits)
         return y
 
-    return emit(tape, layer, x=x, given_grad=given_grad)
+    return emit(tape, through, x=x, given_grad=given_grad)
+
+
+def decoder_layer(t: Tape, x: Tensor, model: Model, kind: Layer, splits: Streams) -> Tensor:
+    """What a layer makes of the residual stream."""
+    a, mlp = kind.attention, kind.mlp
+
+    def attend(h: Tensor) -> Tensor:
+        if isinstance(a, LatentAttention):
+            return latent_attention(t, h, a, splits)
+        if isinstance(a, LinearAttention):
+            return linear_attention(t, h, a, splits)
+        return self_attention(t, h, a, splits, turns=model.position == "rotary")
+
+    def feed(h: Tensor) -> Tensor:
+        with t.region(FEED_FORWARD if isinstance(mlp, Mlp) else EXPERTS):
+            return feed_forward(t, h, mlp, splits) if isinstance(mlp, Mlp) else mixture(t, h, mlp, splits)
+
+    if model.placement.startswith("parallel"):
+        return _side_by_side(t, x, model, attend, feed)
+    latent = LATENT_NORM if isinstance(a, LatentAttention) else ""
+    mixed = EXPERTS_NORM if isinstance(mlp, Experts) else ""
+    between = _in_turn(t, x, "norm1", model, attend, latent)
+    y = _in_turn(t, between, "norm2", model, feed, mixed)
+    t.frame(x)
+    return y
 
 
 def layer_body(layer: Emitted, recompute: Recompute) -> Body:

@@ -38,6 +38,10 @@ Train = Annotated[
     str | None,
     _text("--train", "all|layers|ends|none", "The model's own weights that are trained. [all; beside adapters none]"),
 ]
+MtpLayers = Annotated[
+    str | None,
+    _text("--mtp-layers", "N", "Modules of multi-token prediction after the last layer, which are trained too. [0]"),
+]
 LoraRank = Annotated[
     str | None, _text("--lora-rank", "N", "LoRA: adapters of rank N beside linear layers, which are frozen. [none]")
 ]
@@ -149,6 +153,18 @@ Schedule = Annotated[
 VirtualStages = Annotated[
     str | None, _text("--virtual-stages", "N", "Stages held by one rank. [1, or 2 by a schedule of several]")
 ]
+FirstStageLayers = Annotated[
+    str | None,
+    _text("--first-stage-layers", "N", "Layers of the first pipeline rank, beside which others share the rest."),
+]
+LastStageLayers = Annotated[str | None, _text("--last-stage-layers", "N", "Layers of the last pipeline rank.")]
+EmbeddingWeight = Annotated[
+    str | None,
+    _text("--embedding-weight", "N", "Layers that the embedding counts as in the cut into stages. [the engine's own]"),
+]
+HeadWeight = Annotated[
+    str | None, _text("--head-weight", "N", "Layers that the head counts as in the cut. [the engine's own]")
+]
 Recompute = Annotated[
     str | None,
     _text(
@@ -160,6 +176,11 @@ Recompute = Annotated[
 ]
 RecomputeLayers = Annotated[
     str | None, _text("--recompute-layers", "N", "Full recompute of the first N layers of each stage alone. [all]")
+]
+RecomputeEvery = Annotated[str | None, _text("--recompute-every", "N", "Full recompute of each N-th layer alone. [1]")]
+RecomputeChunk = Annotated[
+    str | None,
+    _text("--recompute-chunk", "N", "Full recompute of N layers at once, of which the first's input is kept. [1]"),
 ]
 MicroBatchSize = Annotated[str | None, _text("--micro-batch-size", "N", "Sequences a rank computes at once. [1]")]
 Attention = Annotated[str | None, _text("--attention", "flash|eager", "The attention kernel. [flash]")]

@@ -92,11 +92,13 @@ class Reader:
     none_left: bool = False  # the axes do not divide the GPUs, and dp_shard is not known
     defaults: list[str] = field(default_factory=list)
 
-    def whole(self, name: str, default: int) -> int:
-        """A whole number; not recorded as a default, since 1 is what an unsaid axis means."""
+    def whole(self, name: str, default: int, *, least: int = 1) -> int:
+        """A whole number, from 1 or from 0; not recorded as a default, since 1 is what an unsaid axis means."""
         word = self.word(name)
         if word is None:
             return default
+        if least == 0 and word == "0":
+            return 0
         try:
             number = whole_number(word)
         except ValueError as error:
@@ -227,12 +229,23 @@ def question_of(model_word: str, cluster_word: str, reader: Reader) -> Question 
     engine = loaded(load_engine, DEFAULT_ENGINE if (said := reader.word("engine")) is None else _short(said), reader)
     if engine is None:  # its own rules are not known: the rest is read as for the default, without its rules
         engine = replace(load_engine(DEFAULT_ENGINE), rules=())
+    if model is not None:
+        model = _predicting(reader, model)
     job = _job(reader, model)
     if not reader.said("engine"):
         reader.defaults.append(f"engine {DEFAULT_ENGINE}")
     if model is None or cluster is None:
         return None
     return Question(model, job, cluster, engine, tuple(reader.defaults), engine.name)
+
+
+def _predicting(reader: Reader, model: Model) -> Model:
+    """With as many modules of multi-token prediction as are said: without, what most train of a published model."""
+    from nanum.model import WITHOUT_MTP
+
+    if WITHOUT_MTP in model.left_out and not reader.said("mtp_layers"):
+        reader.defaults.append("mtp_layers 0")
+    return model.predicting(reader.whole("mtp_layers", 0, least=0))
 
 
 def loaded(load: Callable[[str], T], word: str, reader: Reader) -> T | None:
@@ -328,6 +341,7 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         "cp_kind": cp_kind if sizes["cp"] > 1 else "none",
         **_recompute(reader),
         **_loss(reader),
+        **_placement(reader),
         "schedule": (schedule := reader.choice("schedule", "1f1b")),
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),
@@ -360,10 +374,19 @@ def _recompute(reader: Reader) -> dict[str, Any]:
     layers = reader.whole("recompute_layers", 0)
     if reader.said("recompute_layers") and layers < 1 and not reader.unread:
         reader.reasons.append(f"--recompute-layers {layers} must be at least 1")
+    some = {"recompute_layers": layers}
+    some |= {name: reader.whole(name, 1) for name in ("recompute_every", "recompute_chunk")}
     names = tuple(dict.fromkeys(name.strip() for name in word.split(",")))
     if names and set(names) <= set(RECOMPUTE_MODULES):
-        return {"recompute": "selective", "recompute_modules": tuple(sorted(names)), "recompute_layers": layers}
-    return {"recompute": reader.choice("recompute", "none"), "recompute_layers": layers}
+        return {"recompute": "selective", "recompute_modules": tuple(sorted(names)), **some}
+    return {"recompute": reader.choice("recompute", "none"), **some}
+
+
+def _placement(reader: Reader) -> dict[str, Any]:
+    """How layers are cut into stages, where the user says so."""
+    weights = (name for name in ("embedding_weight", "head_weight") if reader.said(name))
+    layers = {name: reader.whole(name, 0) for name in ("first_stage_layers", "last_stage_layers")}
+    return layers | {name: reader.whole(name, 0, least=0) for name in weights}
 
 
 def _virtual_stages(reader: Reader, schedule: str, pp: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nanum.arrays import least
+from nanum.arrays import least, most
 from nanum.cluster import Cluster
 from nanum.conventions import Conventions, Numerics
 from nanum.job import Job, Optimizer
@@ -16,10 +16,14 @@ from nanum.rules import Rule
 from nanum.rules.dispatch import dispatcher_rule
 from nanum.rules.experts import capacity_rule
 from nanum.rules.loss import loss_rule
-from nanum.rules.recompute import recompute_rules
+from nanum.rules.mtp import mtp_rule
+from nanum.rules.placement import placement_rules
+from nanum.rules.recompute import SomeLayers, recompute_rules
 from nanum.schedule import stages_of
 from nanum.states import States
 
+NOTHING_SAID = Structure()
+"""Of the ends of a pipeline."""
 DataParallel = Literal["fully_shard", "plain_or_fully_shard", "flat_buffers", "partitioned", "accumulated"]
 
 
@@ -44,11 +48,14 @@ class Engine:
     default_sp: bool = True  # is tensor parallelism sequence parallel too, unless it is said?
     layers_by_model: Callable[[Model, Any, Any], Any] | None = None  # the same rule, where it weighs the parts
     recompute_modules: tuple[str, ...] = ()  # that a selective recompute may name
-    recomputes_some_layers: bool = False  # can it recompute some layers of a stage and not the others?
+    recomputes: tuple[SomeLayers, ...] = ()  # which layers of a stage it can recompute and not the others
     losses: tuple[Loss, ...] = ("full",)  # that it has
     drops_tokens: bool = False  # may its experts have a capacity?
     hpz: bool = False  # has it second shares of ZeRO-3's weights?
     dispatchers: tuple[Dispatcher, ...] = ("alltoall",)  # of tokens to experts
+    sets_stages: bool = False  # may the layers of the first and the last stage be said?
+    end_weights: tuple[int, int] | None = None  # of embedding and head, in layers, where others may be said
+    lacks_mtp: str = "megatron has it"  # why it has no multi-token prediction, where it has none
 
     @property
     def refuses(self) -> tuple[Rule, ...]:
@@ -59,13 +66,30 @@ class Engine:
             *(() if self.drops_tokens else (capacity_rule(self.name),)),
             dispatcher_rule(self.name, self.dispatchers),
             _hpz_rule(self.name, has=self.hpz),
-            *recompute_rules(self.name, self.recompute_modules, self.recomputes_some_layers),
+            *recompute_rules(self.name, self.recompute_modules, self.recomputes),
             loss_rule(self.name, self.losses),
+            mtp_rule(self.name, self.lacks_mtp),
+            *placement_rules(
+                self.name,
+                sets_stages=self.sets_stages,
+                weighs_ends="torchtitan, megatron and torch have it" if self.end_weights is None else "",
+            ),
             _untrained_stage_rule(self),
+            _negative_stage_rule(self),
         )
 
-    def layers(self, model: Model, stages: Any, stage: Any) -> Any:
-        """How many layers a stage has."""
+    def weights(self, structure: Structure) -> tuple[int, int]:
+        """Layers that the embedding and the head count as: as `structure` says, or the engine's own."""
+        embedding, head = self.end_weights or (0, 0)
+        said = structure.embedding_weight, structure.head_weight
+        return embedding if said[0] is None else said[0], head if said[1] is None else said[1]
+
+    def layers(self, model: Model, stages: Any, stage: Any, structure: Structure = NOTHING_SAID) -> Any:
+        """How many layers a stage has: by what `structure` says of the ends, or by the engine's own rule."""
+        if structure.sets_stages:
+            return layers_beside(model.num_hidden_layers, stages, stage, structure)
+        if structure.weighs_ends and self.end_weights is not None:
+            return weighed_layers(model.num_hidden_layers, stages, stage, *self.weights(structure))
         if self.layers_by_model is not None:
             return self.layers_by_model(model, stages, stage)
         return self.layers_of_stage(model.num_hidden_layers, stages, stage)
@@ -121,7 +145,7 @@ def _untrained_stage_rule(engine: Engine) -> Rule:
         structure = layout.structure
         stages = stages_of(structure.schedule, layout.pp, structure.virtual_stages if structure.pipelined else 1)
         stages = least(stages, model.num_hidden_layers)  # more are refused elsewhere
-        first, last = (engine.layers(model, stages, stage) for stage in (0 * stages, stages - 1))
+        first, last = (engine.layers(model, stages, stage, structure) for stage in (0 * stages, stages - 1))
         return (first < 1) & (layout.pp > 1), (last < 1) & (layout.pp > 1)
 
     def broken(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
@@ -158,6 +182,31 @@ def _hpz_rule(engine: str, *, has: bool) -> Rule:
             f"--hpz shards weights (--zero 3) over all data ranks and again within each of several groups: "
             f"zero={layout.structure.zero}, dp_replicate={layout.dp_replicate} groups of dp_shard·cp="
             f"{layout.dp_shard * layout.cp} ranks ({engine})"
+        ),
+    )
+
+
+def _negative_stage_rule(engine: Engine) -> Rule:
+    """Refuses ends that weigh more than a stage's share (torchtitan: `input_weight exceeds minimum layers per stage`;
+    Megatron-LM: `Not enough layers`).
+    """
+
+    def broken(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+        structure = layout.structure
+        if engine.end_weights is None or not structure.weighs_ends:
+            return False
+        weights = engine.weights(structure)
+        stages = stages_of(structure.schedule, layout.pp, structure.virtual_stages if structure.pipelined else 1)
+        return (layout.pp > 1) & (max(weights) > (model.num_hidden_layers + sum(weights)) // most(stages, 1))
+
+    return Rule(
+        f"an end weighs more than a stage has ({engine.name})",
+        broken,
+        lambda model, job, cluster, layout: (
+            "embedding_weight={} and head_weight={}: an end weighs more than the layers of the ".format(
+                *engine.weights(layout.structure)
+            )
+            + f"smallest of pp={layout.pp} stages of num_hidden_layers={model.num_hidden_layers} ({engine.name})"
         ),
     )
 
@@ -236,11 +285,31 @@ def fsdp_numerics(job: Job) -> Numerics:
     return Numerics("fp32", job.dtype, "fp32", States(job.optimizer, "fp32", counters=True))
 
 
-def weighed_layers(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
-    """torchtitan's rule: embedding and head weigh a layer each, and what does not divide goes to the first stages."""
-    weighed = num_hidden_layers + 2
+def weighed_layers(num_hidden_layers: int, pp: Any, stage: Any, embedding: int = 1, head: int = 1) -> Any:
+    """torchtitan's rule: embedding and head weigh a layer each, or as many as is said, and what does not divide goes to
+    the first stages. (Megatron-LM's is the same, where it divides.)
+    """
+    weighed = num_hidden_layers + embedding + head
     share = weighed // pp + (stage < weighed % pp)
-    return where_pipelined(pp, share - (stage == 0) - (stage == pp - 1), num_hidden_layers)
+    return where_pipelined(pp, share - (stage == 0) * embedding - (stage == pp - 1) * head, num_hidden_layers)
+
+
+def layers_beside(num_hidden_layers: int, stages: Any, stage: Any, structure: Structure) -> Any:
+    """Megatron-LM's rule where the layers of the first pipeline rank, or the last, are said (transformer_block.py:
+    `get_num_layers_to_build`): the other ranks share the rest, and all stages of a rank have as many. What does not
+    divide, which it refuses, goes to the first ranks.
+    """
+    first, last = structure.first_stage_layers, structure.last_stage_layers
+    chunks = structure.virtual_stages if structure.pipelined else 1
+    pp = stages // chunks
+    rank = stage % (pp + (pp < 1))
+    others, rest = pp - (first > 0) - (last > 0), num_hidden_layers - first - last
+    several = most(others, 1)
+    share = rest // several + (rank - (first > 0) < rest % several)
+    at_first, at_last = (rank == 0) * (first > 0), (rank == pp - 1) * (last > 0)
+    here = at_first * first + at_last * last + (1 - at_first) * (1 - at_last) * share
+    nth = stage // (pp + (pp < 1))  # of the rank's stages
+    return where_pipelined(pp, here // chunks + (nth < here % chunks), num_hidden_layers)
 
 
 def where_pipelined(pp: Any, uneven: Any, whole: int) -> Any:

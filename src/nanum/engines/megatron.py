@@ -16,6 +16,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
+from nanum.cluster import Cluster
 from nanum.conventions import (
     ATTENTION_CORE,
     EXPERT_ACTIVATION,
@@ -36,7 +37,9 @@ from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
 from nanum.rules import Rule
 from nanum.rules.dispatch import fp8_dispatch_rule
+from nanum.rules.mtp import chunked_mtp_rule, sharded_mtp_rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
+from nanum.rules.rule import fails_to_divide
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
 
@@ -115,7 +118,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
 
 def layers_of_stage(num_hidden_layers: int, pp: Any, stage: Any) -> Any:
     """Equal stages; `RULES` refuse what does not divide, as arguments.py does where no flag cuts the first or the last
-    stage shorter (--decoder-first-pipeline-num-layers, --account-for-embedding-in-pipeline-split, and so on).
+    stage otherwise.
     """
     return where_pipelined(pp, num_hidden_layers // pp + 0 * stage, num_hidden_layers)
 
@@ -138,24 +141,44 @@ def _stages(layout: Layout) -> Any:
     return layout.pp * (layout.structure.virtual_stages if layout.structure.pipelined else 1)
 
 
-def _said_stages(model: Model, layout: Layout) -> str:
-    if model.num_hidden_layers % layout.pp:
-        return f"pp={layout.pp}"
-    return f"pp·virtual_stages = {layout.pp}·{layout.structure.virtual_stages}"
-
-
 def _micro_batches(job: Job, layout: Layout) -> Any:
     return job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
 
 
-EQUAL_STAGES = Rule(
-    "pp does not divide num_hidden_layers (megatron)",
-    lambda model, job, cluster, layout: model.num_hidden_layers % _stages(layout) != 0,
-    lambda model, job, cluster, layout: (
-        f"{_said_stages(model, layout)} does not divide num_hidden_layers={model.num_hidden_layers} (megatron; its "
-        "flags for a shorter first or last stage are not modelled)"
-    ),
-)
+def _uneven(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+    """Do layers, with what the ends weigh, not divide among the stages; or those that the ends leave among the other
+    ranks, or a rank's among its stages?
+    """
+    s, layers = layout.structure, model.num_hidden_layers
+    if not s.sets_stages:
+        return fails_to_divide(_stages(layout), layers + (s.embedding_weight or 0) + (s.head_weight or 0))
+    first, last, chunks = s.first_stage_layers, s.last_stage_layers, s.virtual_stages if s.pipelined else 1
+    others, rest = layout.pp - (first > 0) - (last > 0), layers - first - last
+    within = fails_to_divide(chunks, first) | fails_to_divide(chunks, last)
+    return within | ((rest > 0) & fails_to_divide(others * chunks, rest))
+
+
+def _say_uneven(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str:
+    s, layers = layout.structure, model.num_hidden_layers
+    chunks = s.virtual_stages if s.pipelined else 1
+    stages = f"pp·virtual_stages = {layout.pp}·{chunks}" if chunks > 1 else f"pp={layout.pp}"
+    if s.sets_stages:
+        return (
+            f"first_stage_layers={s.first_stage_layers} and last_stage_layers={s.last_stage_layers} of "
+            f"num_hidden_layers={layers} do not divide among {stages}: what they leave must be even over the other "
+            "ranks, and each rank's over its stages (megatron)"
+        )
+    weights = (s.embedding_weight or 0) + (s.head_weight or 0)
+    with_ends = f" and the {weights} that its ends weigh" if weights else ""
+    if fails_to_divide(layout.pp, layers + weights):
+        stages = f"pp={layout.pp}"
+    return (
+        f"{stages} does not divide num_hidden_layers={layers}{with_ends} (megatron): --first-stage-layers, "
+        "--last-stage-layers, --embedding-weight 1 or --head-weight 1 cut them otherwise"
+    )
+
+
+EQUAL_STAGES = Rule("pp does not divide num_hidden_layers (megatron)", _uneven, _say_uneven)
 RULES = (
     frozen_rule(
         "megatron",
@@ -236,8 +259,20 @@ RULES = (
         "NCCL EP's MXFP8 is read by the experts' products as it is, so that these are of fp8 too: add --precision fp8",
     ),
     eager_rule("megatron", "its kernels are fused by themselves"),
+    sharded_mtp_rule("megatron"),
+    chunked_mtp_rule("megatron"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
     EQUAL_STAGES,
+    Rule(
+        "megatron's ends weigh a layer or none",
+        lambda model, job, cluster, layout: (
+            max(layout.structure.embedding_weight or 0, layout.structure.head_weight or 0) > 1
+        ),
+        lambda model, job, cluster, layout: (
+            f"embedding_weight={layout.structure.embedding_weight or 0} and head_weight="
+            f"{layout.structure.head_weight or 0}: megatron counts an end as one layer or none; torchtitan as many"
+        ),
+    ),
     Rule(
         "megatron's interleaved schedule takes micro-batches in groups of pp",
         lambda model, job, cluster, layout: (
@@ -288,5 +323,8 @@ MEGATRON = Engine(
     recompute_modules=tuple(MODULES),
     dispatchers=("alltoall", "flex"),  # --moe-token-dispatcher-type; flex's backends are DeepEP, and for fp8 NCCL EP
     drops_tokens=True,  # --moe-expert-capacity-factor, --moe-pad-expert-input-to-capacity
-    recomputes_some_layers=True,  # recompute.py: --recompute-method block
+    sets_stages=True,  # --decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers
+    end_weights=(0, 0),  # --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split
+    lacks_mtp="",
+    recomputes=("first", "chunk"),  # recompute.py: --recompute-method block, or uniform
 )

@@ -173,7 +173,9 @@ TORCH = Engine(
     rules=RULES,
     schedules=pipelining.SCHEDULES,
     losses=("full", "chunked", "fused"),  # as a user writes it, or takes it from Liger
-    recomputes_some_layers=True,  # torch.utils.checkpoint is the user's own to put around a layer
+    sets_stages=True,  # a stage is the layers that its user gives it
+    end_weights=(1, 1),
+    recomputes=("first", "every", "chunk"),  # torch.utils.checkpoint is the user's own to put around layers
 )
 
 

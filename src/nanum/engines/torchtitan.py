@@ -130,6 +130,8 @@ TORCHTITAN = Engine(
     rules=RULES,
     schedules=pipelining.SCHEDULES,
     losses=("full", "chunked"),
+    end_weights=(1, 1),  # pipeline_parallel_first_stage_less_layers, _last_stage_less_layers
+    lacks_mtp="its deepseek_v3 has it, without pipelines and context parallelism, which is not modelled; megatron's is",
     default_reshard=lambda pp: pp == 1,  # parallelize.py: "default" keeps weights gathered under a pipeline
     fp8=True,
 )

@@ -28,4 +28,9 @@ def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
 
 
 LLM_FOUNDRY = replace(TORCHTITAN, name="torchtitan for llm-foundry", conventions=of_llm_foundry)
-TORCHTITAN_2024 = replace(TORCHTITAN, version="ba24697 (December 2024)", conventions=of_2024)
+TORCHTITAN_2024 = replace(
+    TORCHTITAN,
+    version="ba24697 (December 2024)",
+    conventions=of_2024,
+    recomputes=("every",),  # parallelize_llama.py: selective_ac_option, a number, counted over all of a rank's stages
+)

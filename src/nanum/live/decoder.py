@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from nanum.live.layer import Layer, new_norm
 from nanum.model import Attention, Experts, LatentAttention, LinearAttention, Mlp, Model
 from nanum.model import Layer as Kind
 
+Run = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None], torch.Tensor]
 Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """q [B, heads, S, head_dim], k and v [B, kv_heads, S, head_dim] -> [B, heads, S, head_dim], causal."""
 
@@ -148,6 +149,7 @@ class Decoder(nn.Module):
         self.register_buffer("segments", torch.zeros_like(positions) if self.token_types else None, persistent=False)
         for name, table in zip(("cos", "sin"), turns, strict=True):
             self.register_buffer(name, table, persistent=False)
+        self.runs: Callable[[], Iterable[Run]] = self.layers.values  # layers in turn, or several at once
         self.logit_cap = m.logit_cap
         self.tied = m.tie_word_embeddings and embeds and heads
         self.tie()
@@ -170,8 +172,8 @@ class Decoder(nn.Module):
             if self.embedding_norm is not None:
                 x = self.embedding_norm(x)
         rotary = None if self.cos is None or self.sin is None else (self.cos, self.sin)
-        for layer in self.layers.values():
-            x = layer(x, rotary)
+        for run in self.runs():
+            x = run(x, rotary)
         if self.head is None:
             return x
         h = x if self.norm is None else self.norm(x)

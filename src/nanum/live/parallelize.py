@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +24,9 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from nanum.layout import Structure
 from nanum.live.context import Kind, context_attention
 from nanum.live.counting import Ledger
 from nanum.live.decoder import Decoder
@@ -51,7 +55,7 @@ def parallelize(model: Decoder, asked: Question, mesh: DeviceMesh | None, ledger
     if structure.own_experts and mesh is not None:
         expert_parallel(model, asked, mesh["ep"])
     if structure.recompute != "none":
-        checkpoint_layers(model, ledger, selective=structure.recompute == "selective")
+        checkpoint_layers(model, ledger, structure)
     if structure.zero == 3 and mesh is not None:
         return shard_fully(model, asked, mesh)
     axis = "dp_shard" if structure.zero == 1 else "dp_replicate"
@@ -111,8 +115,11 @@ def expert_parallel(model: Decoder, asked: Question, mesh: DeviceMesh) -> None:
                 setattr(mixture.experts, name, nn.Parameter(split))
 
 
-def checkpoint_layers(model: Decoder, ledger: Ledger, *, selective: bool) -> None:
-    """Each layer is run again in backward. Selective keeps matmuls, attention and reductions, and runs the rest."""
+def checkpoint_layers(model: Decoder, ledger: Ledger, structure: Structure) -> None:
+    """Each layer is run again in backward, or some of them, or several at once. Selective keeps matmuls, attention and
+    reductions, and runs the rest.
+    """
+    selective = structure.recompute == "selective"
     aten, functional = torch.ops.aten, torch.ops._c10d_functional
     keep = {
         aten.mm.default,
@@ -132,8 +139,28 @@ def checkpoint_layers(model: Decoder, ledger: Ledger, *, selective: bool) -> Non
         first, second = create_selective_checkpoint_contexts(policy)
         return first, Again(ledger, second)
 
-    for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, context_fn=contexts, preserve_rng_state=False)
+    if structure.in_chunks:
+        layers, size = list(model.layers.values()), structure.recompute_chunk
+        how = {"use_reentrant": False, "context_fn": contexts, "preserve_rng_state": False}
+        chunks = [partial(checkpoint, Chunk(layers[i : i + size]), **how) for i in range(0, len(layers), size)]
+        model.runs = lambda: chunks
+        return
+    for i, (name, layer) in enumerate(model.layers.items()):
+        first = structure.recompute_layers == 0 or i < structure.recompute_layers
+        if first and (i + 1) % structure.recompute_every == 0:
+            model.layers[name] = checkpoint_wrapper(layer, context_fn=contexts, preserve_rng_state=False)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Layers that are run again together."""
+
+    layers: Sequence[nn.Module]
+
+    def __call__(self, x: torch.Tensor, rotary: Any) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, rotary)
+        return x
 
 
 class Again:

@@ -5,7 +5,7 @@ Nothing is counted here: parameters, bytes and FLOPs are read off the Program th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Literal
@@ -28,6 +28,9 @@ Placement = Literal["pre", "post", "sandwich", "post_residual", "parallel", "par
 - parallel: `x + attention(norm(x)) + mlp(norm(x))`, of one norm (GPT-J, Phi); parallel_two_norms: each has its own
   (GPT-NeoX)
 """
+
+WITHOUT_MTP = "layers that predict further tokens (multi-token prediction), which --mtp-layers puts in"
+"""Said of a model whose config has them, where none is asked for."""
 
 Run = tuple[int, tuple[int, ...]]
 """How often a group of layers comes, and the kinds of the group's layers in turn."""
@@ -66,6 +69,12 @@ class Model:
     unused_positions: int = 0  # rows of the learned table before the first position (OPT)
     drops_embedding: bool = True  # is `hidden_dropout` that of the residual stream's beginning too?
     left_out: tuple[str, ...] = ()  # what its config has and no layer here: said beside every answer
+    mtp_layers: int = 0  # modules after the last layer that each predict one token further
+
+    def predicting(self, mtp_layers: int) -> Model:
+        """The same model with so many modules of multi-token prediction."""
+        left_out = self.left_out if mtp_layers == 0 else tuple(what for what in self.left_out if what != WITHOUT_MTP)
+        return replace(self, mtp_layers=mtp_layers, left_out=left_out)
 
     @property
     def ordinary(self) -> Layer:

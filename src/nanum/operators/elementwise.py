@@ -21,6 +21,19 @@ def residual(t: Tape, *xs: Tensor) -> Tensor:
     return t.then(y, transpose)
 
 
+def side_by_side(t: Tape, a: Tensor, b: Tensor, dim: str) -> Tensor:
+    """Rows of `a` and then of `b`, as one of the width of `dim`; each has its own part of the gradient."""
+    y = Tensor("both", (*a.dims[:-1], dim), a.split, a.dtype)
+    t.emit("cat", (a, b), (y,))
+
+    def transpose() -> None:
+        t.emit("d_cat", (t.grad(y),), parts := (a.like(name="d_cat"), b.like(name="d_cat")))
+        for x, dx in zip((a, b), parts, strict=True):
+            t.add_grad(x, dx)
+
+    return t.then(y, transpose)
+
+
 def pointwise(t: Tape, name: str, xs: tuple[Tensor, ...], *, saves: bool = True, dtype: str | None = None) -> Tensor:
     """One kernel forward and one backward, which reads the inputs again where `saves`."""
     t.emit(name, xs, (y := xs[0].like(name=name, dtype=dtype),))

@@ -94,15 +94,16 @@ def _from_the_start(forward: Sequence[Op], used: set[Tensor], *, stops_early: bo
     return [*forward[:stop], Op("stop", frames, ())] if frames else list(forward[:stop])
 
 
-def _region(op: Op, kept: Kept) -> str:
-    """The outermost region of an operation that is run again."""
-    return next((name for name in op.regions if name in kept.rerun or name in kept.remade), "")
+def _region(op: Op, kept: Kept) -> tuple[str, ...]:
+    """The outermost region of an operation that is run again, by what it is in, and its own name last."""
+    named = (i for i, name in enumerate(op.regions) if name in kept.rerun or name in kept.remade)
+    return op.regions[: next(named, -1) + 1]
 
 
 def _what_is_needed(forward: Sequence[Op], used: set[Tensor], kept: Kept) -> list[Op]:
     region = {op: _region(op, kept) for op in forward}
-    rerun = {op for op in forward if region[op] in kept.rerun}
-    read_in: dict[Tensor, set[str]] = {}
+    rerun = {op for op in forward if not kept.rerun.isdisjoint(region[op][-1:])}
+    read_in: dict[Tensor, set[tuple[str, ...]]] = {}
     for op in forward:
         for t in op.reads:
             read_in.setdefault(t, set()).add(region[op])
@@ -123,11 +124,11 @@ def _what_is_needed(forward: Sequence[Op], used: set[Tensor], kept: Kept) -> lis
 
 def _in_turn(again: Sequence[Op], backward: Sequence[Op], kept: Kept) -> list[Op]:
     """Backward, with each region of what is run again before the first operation that reads what it makes."""
-    regions: dict[str, list[Op]] = {}
+    regions: dict[tuple[str, ...], list[Op]] = {}
     for op in again:
         regions.setdefault(_region(op, kept), []).append(op)
     first = {t: i for i, op in reversed(list(enumerate(backward))) for t in op.reads}
-    at: dict[str, int] = {}
+    at: dict[tuple[str, ...], int] = {}
     for name, ops in reversed(regions.items()):
         at[name] = min((first[t] for op in ops for t in op.writes if t in first), default=len(backward))
         first |= {t: min(at[name], first.get(t, at[name])) for op in ops for t in op.reads}

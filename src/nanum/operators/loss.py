@@ -134,9 +134,10 @@ def end_with(t: Tape, logits: Tensor, loss: Tensor, seed: Tensor, transpose: Cal
     def backward() -> None:
         t.emit("ones_like", (), (seed,))
         transpose()
-        t.mark("pre_backward")
+        if seed is t.seed[-1]:  # of several losses the model's own comes last, and first in backward
+            t.mark("pre_backward")
 
-    t.seed = (seed,)
+    t.seed = (*t.seed, seed)
     if t.conventions.step_keeps_logits:  # the caller's frame holds the loss too
         t.kept = (*t.kept, loss)
     t.then(logits, backward)

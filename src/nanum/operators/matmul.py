@@ -116,7 +116,15 @@ def _wide(t: Tape, w: Tensor) -> Tensor:
 
 
 def embedding(
-    t: Tape, ids: Tensor, name: str, dims: tuple[str, str], want: Split, *, split_rows: bool = True, added: bool = False
+    t: Tape,
+    ids: Tensor,
+    name: str,
+    dims: tuple[str, str],
+    want: Split,
+    *,
+    split_rows: bool = True,
+    added: bool = False,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Rows of a table [rows, width]: a product with a one-hot operand, which no rank needs to gather. Split over the
     rows, it is a pending sum. Where its gradient is `added` to another of the same table, which has arrived, it does
@@ -124,7 +132,7 @@ def embedding(
     gradient is then the pending sum.
     """
     rows, width = dims
-    w = t.weight(name, dims, {rows: t.tp} if split_rows and t.tp else {})
+    w = weight or t.weight(name, dims, {rows: t.tp} if split_rows and t.tp else {})
     y = t.move(t.product(name, ids, w, ("B", "S", width), want), want)
 
     def transpose() -> None:

@@ -414,7 +414,10 @@ class Tape:
             return
         if self.conventions.tp_grads_at_once:
             dw = self.move(dw, dw.split, only=("tp",))
-        self.weight_grads[w] = dw
+        if w in self.weight_grads:  # of a weight that is used again, they are added up
+            self.emit("add", (self.weight_grads[w], dw), ())
+        else:
+            self.weight_grads[w] = dw
 
     def run_backward(self) -> None:
         """Emit the transpose."""

@@ -191,9 +191,11 @@ class Chain:
         ]
 
     @property
-    def keeps_input(self) -> int:
-        """Is a stage's input among what is saved for its backward? 1 or 0; a stage begins with a layer, or an end."""
-        return int(self.bodies.layers[0].keeps_input)
+    def keeps_input(self) -> Any:
+        """Is a stage's input among what is saved for its backward? 1 or 0, as the part has it that the stage begins
+        with.
+        """
+        return sum(int(self.bodies[part].keeps_input) * presence for part, presence in self.begins("forward"))
 
     def _inputs_half(self, begin: list[Node], around: Around) -> list[Node]:
         s = self.stage

@@ -6,9 +6,12 @@ single round is its last; its first and its middle then occur zero times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from nanum.arrays import least, most
 from nanum.model import Run
@@ -60,6 +63,47 @@ def divided(runs: Iterable[Run], begins: Any, layers: Any, first: int) -> tuple[
     others = [(count, tuple(kind + several for kind in kinds)) for count, kinds in runs]
     here = least(layers, first)
     return (*groups(runs, begins, here), *groups(others, begins + here, layers - here))
+
+
+def in_words(words: Callable[[int, int], Iterable[tuple[int, ...]]], begins: Any, layers: Any) -> tuple[Group, ...]:
+    """The parts of a stage as `words` says them, of its first layer and how many there are: tuples of parts, of which
+    like ones that follow each other are rounds of a repeat.
+    """
+    alone = not any(isinstance(q, np.ndarray) for q in (begins, layers))
+    each = np.broadcast_arrays(np.atleast_1d(begins), np.atleast_1d(layers))
+    left = [list(words(int(begin), int(count))) for begin, count in zip(*each, strict=True)]
+    found: list[Group] = []
+    while any(left):
+        word = next(of[0] for of in left if of)
+        rounds = [next((i for i, other in enumerate(of) if other != word), len(of)) for of in left]
+        left = [of[n:] for of, n in zip(left, rounds, strict=True)]
+        found += _alike(word, rounds[0] if alone else np.array(rounds))
+    return tuple(found)
+
+
+def every_nth(kinds: Ordered[int], n: int) -> Callable[[int, int], Iterable[tuple[int, ...]]]:
+    """Words of layers of which each n-th of a stage is done otherwise than the others, whose kinds follow those of all;
+    `kinds` are those of the model's layers.
+    """
+    several = 1 + max(kinds)
+
+    def words(begin: int, count: int) -> Iterable[tuple[int, ...]]:
+        of = tuple(kind if i % n == 0 else kind + several for i, kind in enumerate(kinds[begin : begin + count], 1))
+        return (of[i : i + n] for i in range(0, count, n))
+
+    return words
+
+
+def in_chunks(
+    kinds: Ordered[int], chunk: int, parts: Ordered[tuple[int, ...]]
+) -> Callable[[int, int], Iterable[tuple[int, ...]]]:
+    """Words of one part each: as many layers as `chunk` and, at a stage's end, those that are left."""
+
+    def words(begin: int, count: int) -> Iterable[tuple[int, ...]]:
+        of = tuple(kinds[begin : begin + count])
+        return ((parts.index(of[i : i + chunk]),) for i in range(0, count, chunk))
+
+    return words
 
 
 def _alike(kinds: tuple[int, ...], rounds: Any) -> list[Group]:

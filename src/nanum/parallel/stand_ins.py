@@ -7,6 +7,7 @@ transformer_engine/pytorch/module/base.py; Megatron-LM's output layer takes the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,14 +27,16 @@ def stand_in_shapes(shapes: Shapes, weights: Iterable[Tensor], conventions: Conv
     """Of the matrices among `weights`, those that are stored as one together; of experts each is its own."""
     if not conventions.stand_ins:
         return ()
-    found: dict[str, Shape] = {}
+    found: dict[tuple[str, int], Shape] = {}
+    times: Counter[str] = Counter()
     for w in weights:
         if len(w.dims) < 2 or w.name in (*LOOKED_UP, *OTHERWISE):
             continue
         rows, columns = shapes.shape(w.dims, w.split)[-2:][:: -1 if len(w.dims) == 3 else 1]
         stored = next(("+".join(names) for names in conventions.stored_as_one if w.name in names), w.name)
-        before, _ = found.get(stored, (0, columns))
-        found[stored] = before + rows, columns
+        times[w.name] += 1  # in a part of several layers
+        before, _ = found.get((stored, times[w.name]), (0, columns))
+        found[stored, times[w.name]] = before + rows, columns
     return tuple(found.values())
 
 

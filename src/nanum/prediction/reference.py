@@ -41,18 +41,20 @@ def reference(model: Model, seq_len: int, trained: Trained = ALL) -> Reference:
         return sum(int(shapes.elements(w.dims, w.split)) for w in weights)
 
     each = parts.shapes.zip(parts.bodies).map(lambda both: elements(both[0], both[1].weights))
-    shared = elements(parts.shapes.embedding, [parts.table]) if model.tie_word_embeddings else 0
+    shared = elements(parts.shapes.embedding, [parts.table]) if parts.bodies.head.shared else 0
     kinds = parts.layers
     layers = _over_layers(kinds, each.layers)
     moved = parts.shapes.zip(parts.bodies).map(lambda both: elements(both[0], both[1].weight_grads))
     trains = moved.embedding + _over_layers(kinds, moved.layers) + moved.head - shared * trained.ends
-    total = each.embedding + layers + each.head + sum(times * _corrections(model, kinds) for times, kinds in model.runs)
+    further = model.layers[-1:] * model.mtp_layers
+    total = each.embedding + layers + each.head + sum(map(_corrections, (*model.layers, *further)))
     step = build(model, job, layout, engine, 0, bodies)
     idle = [
         _idle(kind, elements(shapes, (w for w in body.weights if w.name.startswith("expert_"))))
         for kind, shapes, body in zip(kinds.kinds, parts.shapes.layers, parts.bodies.layers, strict=True)
     ]
-    active = total - shared - _over_layers(kinds, idle)
+    of_head = elements(parts.shapes.head, (w for w in parts.bodies.head.weights if w.name.startswith("expert_")))
+    active = total - shared - _over_layers(kinds, idle) - _idle(model.layers[-1], of_head)
     return Reference(total - shared, active, trains, float(flops(step.program)))
 
 
@@ -66,10 +68,10 @@ def _idle(kind: Layer, experts: int) -> int:
     return experts // e.num_experts * (e.num_experts - e.num_experts_per_tok) if isinstance(e, Experts) else 0
 
 
-def _corrections(model: Model, kinds: Iterable[int]) -> int:
-    """What routers add to their scores for the choice, which no gradient moves: files have it beside the weights."""
-    mixtures = [e for e in (model.kinds[kind].mlp for kind in kinds) if isinstance(e, Experts)]
-    return sum(e.num_experts for e in mixtures if e.correction_bias)
+def _corrections(layer: Layer) -> int:
+    """What a router adds to its scores for the choice, which no gradient moves: files have it beside the weights."""
+    e = layer.mlp
+    return e.num_experts if isinstance(e, Experts) and e.correction_bias else 0
 
 
 def parameters(model: Model) -> int:

@@ -104,6 +104,7 @@ def flags_of(document: Document) -> str:
     words.append(f"--micro-batch-size {at['micro_batch_size']} --zero {at['zero']} --recompute {recompute}")
     if at.get("recompute_layers"):
         words.append(f"--recompute-layers {at['recompute_layers']}")
+    words += [f"--recompute-{way} {n}" for way in ("every", "chunk") if (n := at.get(f"recompute_{way}", 1)) > 1]
     if at["zero"] == 3:
         words.append("--reshard" if at["reshard"] else "--no-reshard")
     if at["tp"] > 1:
@@ -114,6 +115,8 @@ def flags_of(document: Document) -> str:
         words.append(f"--schedule {at['schedule']}")
         if at["virtual_stages"] > 1:
             words.append(f"--virtual-stages {at['virtual_stages']}")
+        placed = ((name, at.get(name)) for name in PLACED)
+        words += [f"--{name.replace('_', '-')} {n}" for name, n in placed if n is not None and _says(name, n)]
     if at["ep"] > 1:
         words.append(f"--etp {at['etp']}")
     words += [*dispatch_flags(at), *(["--hpz"] if at.get("hpz") else [])]
@@ -127,9 +130,25 @@ def flags_of(document: Document) -> str:
         words.append("--compile")
     words.append(f"--engine {document['engine']['name']}")
     words.append(f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}")
+    if modules := document["model"].get("mtp_layers"):
+        words.append(f"--mtp-layers {modules}")
     usual = {"precision": "bf16", "optimizer": "adamw", "expert_imbalance": 1.0}
     said = [(name.replace("_", "-"), job[name]) for name, word in usual.items() if job.get(name, word) != word]
     return " ".join([*words, *(f"--{name} {value}" for name, value in said), *routing_flags(job.get("routing", {}))])
+
+
+PLACED = ("first_stage_layers", "last_stage_layers", "embedding_weight", "head_weight")
+
+
+def _says(name: str, number: int) -> bool:
+    """Is it said of the ends of a pipeline? A weight of 0 is, 0 layers are not."""
+    return number > 0 or name.endswith("weight")
+
+
+def _placed_words(layout: Document) -> str:
+    """How layers are cut into stages, where it was said."""
+    said = ((name, layout.get(name)) for name in PLACED)
+    return ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in said if n is not None and _says(name, n))
 
 
 def layout_words(layout: Document) -> str:
@@ -149,8 +168,11 @@ def layout_words(layout: Document) -> str:
     if flat.get("pp", 1) != 1 and "schedule" in flat:
         chunks = flat.get("virtual_stages", 1)
         others.append(f"{flat['schedule']}{f', {chunks} stages a rank' if chunks > 1 else ''}")
+        others += [words] if (words := _placed_words(flat)) else []
     if "recompute" in flat:
         some = f" of {layers} layers a stage" if (layers := flat.get("recompute_layers")) else ""
+        some += f" of each {n}th layer" if (n := flat.get("recompute_every", 1)) > 1 else ""
+        some += f" of {n} layers at once" if (n := flat.get("recompute_chunk", 1)) > 1 else ""
         others.append(f"recompute {flat.get('recompute_modules') or flat['recompute']}{some}")
     if "micro_batch_size" in flat:
         others.append(f"micro-batch {flat['micro_batch_size']}")
@@ -188,7 +210,7 @@ def print_head(document: Document, console: Console, defaults: Sequence[str], la
     model, cluster, engine = document["model"], document["cluster"], document["engine"]
     gpus = cluster.get("gpus") or cluster["nodes"] * cluster["gpus_per_node"]
     lines = [
-        ("model", f"{model['name']}, {whole(model['parameters'])} parameters"),
+        ("model", f"{model['name']}, {whole(model['parameters'])} parameters{_modules(model)}"),
         ("job", _job_words(document["job"], model)),
         ("cluster", f"{cluster['name']}, {whole(gpus)} GPU{'s' if gpus > 1 else ''}"),
         *(("", _link_words(link)) for link in cluster.get("links", ()) if gpus > 1),
@@ -203,6 +225,10 @@ def print_head(document: Document, console: Console, defaults: Sequence[str], la
         grid.add_row(Text(name, "dim"), Text(words))
     console.print(grid)
     console.print()
+
+
+def _modules(model: Document) -> str:
+    return f", with {n} of multi-token prediction" if (n := model.get("mtp_layers")) else ""
 
 
 def _link_words(link: Document) -> str:

@@ -27,6 +27,8 @@ from nanum.model import Experts, Layer, Mlp, Model
 from nanum.rules.dispatch import OF_DISPATCH
 from nanum.rules.experts import CAPACITY, OF_EXPERTS
 from nanum.rules.loss import OF_LOSS
+from nanum.rules.mtp import OF_MTP
+from nanum.rules.placement import OF_PLACEMENT
 from nanum.rules.recompute import OF_RECOMPUTE
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
 from nanum.rules.trained import OF_TRAINED, OF_TRAINED_JOB
@@ -332,6 +334,7 @@ OF_JOB = (
     PRECISION,
     POSITIONS,
     *OF_TRAINED_JOB,
+    *OF_MTP,
     TOO_LARGE_TO_COUNT,
     IMBALANCE,
     CAPACITY,
@@ -357,6 +360,7 @@ OF_LAYOUT = (
     *OF_TRAINED,
     *OF_RECOMPUTE,
     *OF_LOSS,
+    *OF_PLACEMENT,
     VIRTUAL_STAGES,
     NO_PIPELINE,
 )

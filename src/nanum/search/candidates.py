@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,12 @@ def splits(gpus: int) -> np.ndarray:
     return np.array(rows, np.int64)
 
 
+UNDIVIDED: dict[str, Any] = {
+    "first_stage_layers": 0, "last_stage_layers": 0, "embedding_weight": None, "head_weight": None,
+}  # fmt: skip
+"""What is not said of a pipeline that is none."""
+
+
 def structures(engine: Engine, like: Structure, *, experts: bool = False) -> list[Structure]:
     """Every structure of the ways that the engine has, with the kernels of `like`. With one stage a schedule is none,
     with tp = 1 there is nothing to split; `experts` that are spread have a mesh of their own.
@@ -75,6 +82,8 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False) -> lis
             recompute=recompute,
             recompute_modules=(),
             recompute_layers=0,
+            recompute_every=1,
+            recompute_chunk=1,
             schedule=schedule,
             virtual_stages=1,
             pipelined=pipelined,
@@ -82,6 +91,7 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False) -> lis
             hpz=False,
             dispatcher=like.dispatcher if own else "alltoall",
             dispatch_dtype=like.dispatch_dtype if own else "bf16",
+            **({} if pipelined else UNDIVIDED),
         )
         for own, zero, tensor, recompute, pipelined in product(
             (False, True) if experts else (False,), engine.searched_zero_stages, tensors, recomputes, (False, True)

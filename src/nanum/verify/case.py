@@ -79,7 +79,7 @@ class Case:
             "model": asdict(self.model),
             "job": asdict(self.job),
             "layout": asdict(self.layout),
-            "stage_layers": [int(engine.layers(self.model, stages, i)) for i in range(stages)],
+            "stage_layers": [int(engine.layers(self.model, stages, i, self.layout.structure)) for i in range(stages)],
             "name": self.name,
             "steps": self.steps,
             "bucket_cap_mb": self.bucket_cap_mb,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nanum.model import Model
+from nanum.model import WITHOUT_MTP, Model
 from nanum.model.families.decoder import ROTARY_SHARE, attention, decoder, decoder_keys, fits, gated, one_for_each_layer
 from nanum.model.keys import (
     EXPERTS,
@@ -27,7 +27,7 @@ from nanum.model.layer import Attention, Experts, LatentAttention, Layer, Mlp
 from nanum.model.pattern import layers
 
 PREDICTED = "num_nextn_predict_layers"
-LEFT_OUT = {PREDICTED: "layers that predict further tokens (multi-token prediction)"}
+LEFT_OUT = {PREDICTED: WITHOUT_MTP}
 STORED = {"quantization_config": "the quantization of published weights, which are counted as they are trained"}
 
 
