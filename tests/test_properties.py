@@ -25,6 +25,7 @@ from nanum.model import Attention, Mlp, Model
 from nanum.once import Once
 from nanum.parallel.pipeline import Step
 from nanum.prediction import parameters, predict
+from nanum.program import FROM_HOST, TO_HOST
 from nanum.search.candidates import candidates
 from nanum.search.rank import Question, exact_times, read
 
@@ -92,11 +93,27 @@ def may_chunk(engine: Engine) -> bool:
     return engine in (TORCHTITAN, TORCH)
 
 
+def offloaded(draw: Any, engine: Engine, zero: int, recompute: str, *, pp: bool) -> dict[str, Any]:
+    """What an engine may keep in the host's memory."""
+    ways: list[tuple[str, ...]] = [()]
+    if zero == 3 and engine in (TORCHTITAN, TORCH, ACCELERATE):
+        ways.append(("params",))
+    if engine is DEEPSPEED and zero:
+        ways += [("optimizer",), *([("params",), ("optimizer", "params")] if zero == 3 else [])]
+    if engine is MEGATRON and zero == 1:
+        ways.append(("optimizer",))
+    way = draw(st.sampled_from(ways))
+    part = draw(st.sampled_from((1.0, 0.3))) if engine is MEGATRON and way else 1.0
+    return {"offload": way, "offload_fraction": part}
+
+
 def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Structure]:
     engine = draw(st.sampled_from(ENGINES))
     recompute = draw(st.sampled_from(("none", "selective", "full")))
+    zero = draw(st.sampled_from(ZERO_STAGES[engine.name]))
     structure = Structure(
-        zero=draw(st.sampled_from(ZERO_STAGES[engine.name])),
+        **offloaded(draw, engine, zero, recompute, pp=pp),
+        zero=zero,
         reshard=draw(st.booleans()),
         tensor=draw(st.sampled_from(("tensor", "sequence"))) if tp else "none",
         recompute=recompute,
@@ -175,10 +192,12 @@ def test_many_layouts_are_each_of_them(case: Case) -> None:
     """Peak memory, exchanges, floating-point operations and the bound of a stage's time."""
     step, layout = together(case)
     peaks, rows, operations = peak(step.program).peak, traffic(step.program), flops(step.program)
+    of_host = peak(step.program, host=True).peak
     _, distinct = body_space(layout)
     bounds = stage_bound(step, Cost(CLUSTER, step.layout), Cost(CLUSTER, distinct), Once())
     for i, one in enumerate(case.steps()):
         assert at(peaks, i) == peak(one.program).peak == moment(one.program).bytes
+        assert at(of_host, i) == peak(one.program, host=True).peak
         assert_rows_equal(rows, i, traffic(one.program))
         assert at(operations, i) == flops(one.program)
         cost = Cost(CLUSTER, case.layouts[i])
@@ -311,6 +330,10 @@ def test_a_tied_table_is_there_once(engine: Engine) -> None:
 def test_exchanges_are_positive_and_need_a_second_rank(case: Case) -> None:
     for layout, step in zip(case.layouts, case.steps(), strict=True):
         for key, total in traffic(step.program).items():
+            if key.kind in (TO_HOST, FROM_HOST):
+                assert (key.axes, total.group_size) == ((), 1)
+                assert total.calls > 0 and total.wire_bytes == total.payload_bytes > 0
+                continue
             ranks = int(np.prod([getattr(layout, a) for a in key.axes]))
             assert ranks > 1, key
             assert total.group_size == (2 if (key.axes, key.what) == (("pp",), "grads") else ranks)

@@ -33,6 +33,9 @@ RECOMPUTE_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe
 """Parts of a layer that a selective recompute may name, by Megatron-LM's words."""
 Loss = Literal["full", "chunked", "fused"]
 """All logits at once, or of some rows after others: by a loop around the head and the loss, or by Liger's kernel."""
+Offload = Literal["optimizer", "params", "activations"]
+"""What is kept in the host's memory: the optimizer's states, which the host then updates; stored parameters; what a
+forward pass saves for its backward."""
 TensorParallel = Literal["none", "tensor", "sequence"]
 ContextParallel = Literal["none", "ring", "allgather", "ulysses"]
 GradSync = Literal["each", "last"]
@@ -58,6 +61,8 @@ class Structure:
     recompute_layers: int = 0  # full recompute of the first so many layers of each stage; 0: of all
     loss: Loss = "full"
     loss_chunks: int = 8  # of a chunked loss
+    offload: tuple[Offload, ...] = ()  # to the host's memory
+    offload_fraction: float = 1.0  # of what an optimizer updates, that it updates on the host
 
     @property
     def partly(self) -> bool:
@@ -128,7 +133,8 @@ class Layout:
     def from_document(cls, table: Mapping[str, Any]) -> Layout:
         """A layout out of the plain values that `dataclasses.asdict` made of it."""
         modules = tuple(table["structure"].get("recompute_modules", ()))
-        structure = Structure(**{**table["structure"], "recompute_modules": modules})
+        offload = tuple(table["structure"].get("offload", ()))
+        structure = Structure(**{**table["structure"], "recompute_modules": modules, "offload": offload})
         order = tuple(table["rank_order"])
         return cls(**{**table, "structure": structure, "rank_order": order})
 

@@ -140,6 +140,7 @@ def predict(
     loss: flags.Loss = None,
     loss_chunks: flags.LossChunks = None,
     offload: flags.Offload = None,
+    offload_fraction: flags.OffloadFraction = None,
     compile: flags.Compile = None,
     json: flags.AsJson = False,
 ) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from nanum.cli.offloading import offloaded
 from nanum.errors import Refused
 from nanum.job import (
     ALL,
@@ -59,7 +60,6 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "recompute": (get_args(Recompute), ()),
     "attention": (("flash", "eager"), ()),
     "loss": (get_args(Loss), ()),
-    "offload": (("none",), ("optimizer", "params", "activations")),
     "grad_sync": (get_args(GradSync), ()),
     "cp_kind": (tuple(kind for kind in get_args(ContextParallel) if kind != "none"), ()),
 }
@@ -190,7 +190,6 @@ def layout_of(
         rank_order=_rank_order(reader),
         **experts,
     )
-    reader.choice("offload", "")
     if left is None and gpus is not None:
         reader.none_left = True
         reader.reasons.append(_none_left(sizes, f"the {gpus} {of}"))
@@ -332,6 +331,7 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         "cp_kind": cp_kind if sizes["cp"] > 1 else "none",
         **_recompute(reader),
         **_loss(reader),
+        **offloaded(reader),
         "schedule": (schedule := reader.choice("schedule", "1f1b")),
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),

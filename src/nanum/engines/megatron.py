@@ -33,6 +33,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
 from nanum.rules import Rule
+from nanum.rules.offload import no_muon_rule, offload_rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
@@ -151,6 +152,27 @@ EQUAL_STAGES = Rule(
     ),
 )
 RULES = (
+    offload_rule(
+        "megatron",
+        lambda layout: "params" in layout.structure.offload,
+        "parameters stay on the device; --optimizer-cpu-offload takes the optimizer's states (--offload optimizer)",
+    ),
+    offload_rule(
+        "megatron",
+        lambda layout: ("optimizer" in layout.structure.offload) & (layout.structure.zero != 1),
+        "--optimizer-cpu-offload needs the precision-aware optimizer of its distributed optimizer: use --zero 1",
+    ),
+    Rule(
+        "megatron updates with AdamW alone on the host",
+        lambda model, job, cluster, layout: (
+            ("optimizer" in layout.structure.offload) & (job.optimizer not in ("adamw", "muon"))
+        ),
+        lambda model, job, cluster, layout: (
+            f"--optimizer {job.optimizer} with --offload optimizer: --use-precision-aware-optimizer is of Adam alone "
+            "(megatron)"
+        ),
+    ),
+    no_muon_rule("megatron"),
     frozen_rule(
         "megatron",
         lambda layout: layout.structure.zero > 1,

@@ -27,6 +27,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.offload import offload_rule, policy_rules
 from nanum.states import States
 
 PRODUCTS = (
@@ -80,6 +81,17 @@ def _backwards_in_a_row(model: Model, job: Job, cluster: Cluster, layout: Layout
 
 
 RULES = (
+    offload_rule(
+        "torch",
+        lambda layout: layout.structure.zero != 3,
+        "FSDP2's CPUOffloadPolicy is what offloads (--zero 3); DDP keeps all on the device",
+    ),
+    *policy_rules(
+        "torch",
+        "offload_policy",
+        "torch.autograd.graph.save_on_cpu copies each tensor that is saved, weights among them, while the device "
+        "waits, which is not modelled; megatron and deepspeed have it",
+    ),
     muon_rule(
         "torch",
         lambda layout: layout.tp > 1,

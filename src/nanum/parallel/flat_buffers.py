@@ -7,6 +7,10 @@ ZeRO-1's gathers of the updated parameters overlap the next step's first forward
 interleaved schedule's chunks both are begun by the schedule. ZeRO-2 and 3 are Megatron-FSDP's `optim_grads` and
 `optim_grads_params`: what is stored split must be reduced, or gathered, in each micro-batch. A buffer is cut as one
 flat dim, whatever tensors it holds.
+
+With `--optimizer-cpu-offload` (core/optimizer/cpu_offloading/hybrid_optimizer.py) masters and states are in the host's
+memory, all of them or a fraction, and so is an fp32 copy of the gradients: these go down when all are reduced, the host
+updates, and the masters come up in fp32, to be cast on the device, one after the other unless told to overlap.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from nanum.layout import Structure
 from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Around, Chain, Each, Half
+from nanum.parallel.on_host import hybrid_states, hybrid_update, updates_on_host
 from nanum.parallel.places import Direction, Part, Place
 from nanum.parallel.stand_ins import Shape, stand_in_bytes, stand_in_shapes
 from nanum.parallel.units import Matrices, hidden_matrices, orthogonalized, zero_axes
@@ -164,8 +169,13 @@ class FlatBuffers:
             Held("params", (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype], "parameters"),
             Held("params", self._total("frozen_bytes"), "frozen parameters"),
             Held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
-            Held("optimizer_states", self._states_bytes, "optimizer states"),
+            *hybrid_states(self.structure, self._states_bytes, self._updated),
         ]
+
+    @property
+    def _updated(self) -> Any:
+        """Elements that this rank updates."""
+        return self._total("shard_elements" if self._zero else "elements")
 
     def once(self, chunks: Sequence[FlatBuffers]) -> list[Node]:
         """What a rank has besides, whatever the number of its chunks."""
@@ -366,14 +376,27 @@ class FlatBuffers:
         nodes: list[Node] = [Wait(DATA_STREAM, "reduce")] if self._several else []
         pending = sum(chunk._total("tp_grads_elements") for chunk in chunks)
         nodes += sums_at_the_end(self.conventions, self.structure, [chunk.chain for chunk in chunks], pending)
-        updated = sum(chunk._total("shard_elements" if self._zero else "elements") for chunk in chunks)
+        updated = sum(chunk._updated for chunk in chunks)
         states = sum(chunk._states_bytes for chunk in chunks)
         moved = 2 * states + updated * (ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
         for chunk in chunks:
             for each in chunk.buffers:
                 nodes += orthogonalized(n.states, ((each[part].matrices, k) for part, k in chunk.chain.counted()))
+        if updates_on_host(self.structure):
+            tensors = sum(chunk._tensors for chunk in chunks)
+            return [*nodes, *hybrid_update(self.structure, states, updated, moved, tensors)]
         nodes.append(Compute("optimizer", "optimizer", 0.0, moved, "fp32"))
         return nodes
+
+    @property
+    def _tensors(self) -> Any:
+        """Of which this rank updates a part, were each cut by no rank: its even share of them."""
+        count: Any = 0
+        for each in self.buffers:
+            gather = each.layers[0].gather
+            here = sum(times * len(each[part].sizes) for part, times in self.chain.counted())
+            count = count - (-here // (gather.group_size if gather else 1))
+        return count
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
         return ("F", gathers if self._zero == 3 else first and self._zero > 0)

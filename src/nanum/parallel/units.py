@@ -68,6 +68,13 @@ class Unit:
     groups: tuple[Unit, ...] = ()  # of weights on one mesh each, where they lie on several
 
     @property
+    def sent_bytes(self) -> Any:
+        """Of its shard, in the dtype that is gathered."""
+        if self.groups:
+            return sum(group.sent_bytes for group in self.groups)
+        return self.gather_bytes // self.gathers[0].group_size if self.gathers else self.gather_bytes
+
+    @property
     def in_turn(self) -> tuple[Unit, ...]:
         """What is gathered and reduced one after the other (`_fsdp_init.py`: a parameter group for each mesh)."""
         return self.groups or (self,)

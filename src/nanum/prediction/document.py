@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 UNMODELLED = (
     "other rank orders, kernels, micro-batches and schedules than a plan tries (flash attention, powers of two up to "
     "16, 1F1B and GPipe)",
-    "offload; weights gathered or kept in fp8, optimizers that keep states in it, and fp4",
+    "weights gathered or kept in fp8, optimizers that keep states in it, and fp4",
     "experts that some tokens prefer to others, and multi-token prediction",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
@@ -47,6 +47,7 @@ OF_QUANTIZED = (
     "quantized weights were not run: their bytes are QLoRA's by its paper, and what dequantizes them is one kernel for "
     "each product; paged optimizers",
 )
+OF_OFFLOAD = ("whether the host's memory is enough, and what else its processors do; pinning, and offload to NVMe",)
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 
 
@@ -69,6 +70,7 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
                 {
                     "stage": m.stage, "moment": m.moment.name, "allocated_peak_bytes": m.moment.bytes,
                     "by_category": {c: m.moment.by_category.get(c, 0) for c in CATEGORIES},
+                    "host_bytes": m.host_bytes,
                 }
                 for m in p.memory
             ],
@@ -88,7 +90,8 @@ def unmodelled(layout: Layout, job: Job) -> list[str]:
     splits = layout.structure.pipelined and layout.structure.schedule in SPLITS_BACKWARD
     adapters = OF_ADAPTERS if job.trained.lora_rank else ()
     quantized = OF_QUANTIZED if job.trained.quantize != "none" else ()
-    return [*UNMODELLED, *of_context, *of_ring, *(OF_HALVES if splits else ()), *adapters, *quantized]
+    offload = OF_OFFLOAD if layout.structure.offload else ()
+    return [*UNMODELLED, *of_context, *of_ring, *(OF_HALVES if splits else ()), *adapters, *quantized, *offload]
 
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:
@@ -162,6 +165,8 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
         "recompute": s.recompute,
         "recompute_modules": ",".join(s.recompute_modules),
         "recompute_layers": s.recompute_layers,
+        "offload": "+".join(s.offload) or "none",
+        "offload_fraction": s.offload_fraction,
         "loss": s.loss,
         "loss_chunks": s.loss_chunks if s.loss == "chunked" else 1,
         "attention": s.attention,

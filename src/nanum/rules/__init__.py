@@ -26,6 +26,7 @@ from nanum.layout import (
 from nanum.model import Experts, Layer, Mlp, Model
 from nanum.rules.experts import OF_EXPERTS
 from nanum.rules.loss import OF_LOSS
+from nanum.rules.offload import OF_OFFLOAD
 from nanum.rules.recompute import OF_RECOMPUTE
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
 from nanum.rules.trained import OF_TRAINED, OF_TRAINED_JOB
@@ -354,6 +355,7 @@ OF_LAYOUT = (
     *OF_TRAINED,
     *OF_RECOMPUTE,
     *OF_LOSS,
+    *OF_OFFLOAD,
     VIRTUAL_STAGES,
     NO_PIPELINE,
 )
