@@ -61,6 +61,7 @@ class Structure:
     recompute_layers: int = 0  # full recompute of the first so many layers of each stage; 0: of all
     loss: Loss = "full"
     loss_chunks: int = 8  # of a chunked loss
+    fp8_gather: bool = False  # weights of fp8 products are gathered as such, and not in the precision of activations
     offload: tuple[Offload, ...] = ()  # to the host's memory
     offload_fraction: float = 1.0  # of what an optimizer updates, that it updates on the host
 

@@ -139,6 +139,7 @@ def predict(
     virtual_stages: flags.VirtualStages = None,
     loss: flags.Loss = None,
     loss_chunks: flags.LossChunks = None,
+    fp8_gather: flags.Fp8Gather = None,
     offload: flags.Offload = None,
     offload_fraction: flags.OffloadFraction = None,
     compile: flags.Compile = None,

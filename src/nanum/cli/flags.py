@@ -133,6 +133,14 @@ Compile = Annotated[
     bool | None,
     typer.Option("--compile/--no-compile", help="torch.compile. [no]", show_default=False),
 ]
+Fp8Gather = Annotated[
+    bool | None,
+    typer.Option(
+        "--fp8-gather/--no-fp8-gather",
+        help="With --precision fp8: weights of linear layers are gathered in fp8 too. [no]",
+        show_default=False,
+    ),
+]
 Loss = Annotated[
     str | None,
     _text(

@@ -332,6 +332,7 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         **_recompute(reader),
         **_loss(reader),
         **offloaded(reader),
+        "fp8_gather": reader.switch("fp8_gather", False),
         "schedule": (schedule := reader.choice("schedule", "1f1b")),
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),

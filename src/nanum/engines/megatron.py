@@ -27,6 +27,7 @@ from nanum.conventions import (
     Conventions,
     Kept,
     Numerics,
+    fp8_gather,
 )
 from nanum.engines.engine import Engine, eager_rule, muon_rule, optimizer_rule, where_pipelined, zero_rule
 from nanum.job import Job
@@ -100,6 +101,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
         fp8="kept" if job.precision == "fp8" else "none",  # Transformer Engine, module/linear.py
+        fp8_gather=fp8_gather(job, structure),
         backward_reshards=True,  # Megatron-FSDP
         values_are_views=False,  # multi_latent_attention.py makes them contiguous
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
@@ -173,6 +175,14 @@ RULES = (
         ),
     ),
     no_muon_rule("megatron"),
+    Rule(
+        "--fp8-param-gather is of the distributed optimizer (megatron)",
+        lambda model, job, cluster, layout: layout.structure.fp8_gather & (layout.structure.zero != 1),
+        lambda model, job, cluster, layout: (
+            f"--fp8-gather with zero={layout.structure.zero}: --fp8-param-gather is of the distributed optimizer, and "
+            "Megatron-FSDP's is not modelled: use --zero 1 (megatron)"
+        ),
+    ),
     frozen_rule(
         "megatron",
         lambda layout: layout.structure.zero > 1,
@@ -295,6 +305,7 @@ MEGATRON = Engine(
     schedules=("gpipe", "1f1b", "interleaved"),
     default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
     fp8=True,
+    fp8_gathers=True,
     recompute_modules=tuple(MODULES),
     recomputes_some_layers=True,  # recompute.py: --recompute-method block
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanum.cluster import Cluster
-from nanum.conventions import RING, Conventions, Kept, Numerics, with_adapters
+from nanum.conventions import RING, Conventions, Kept, Numerics, fp8_gather, with_adapters
 from nanum.engines import pipelining
 from nanum.engines.engine import (
     Engine,
@@ -70,6 +70,8 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         units="root",
         root_reshards=True,
         bucket_bytes=(2**20, 25 * 2**20),  # `bucket_cap_mb` would be both
+        fp8="remade" if job.precision == "fp8" else "none",  # torchao's convert_to_float8_training
+        fp8_gather=fp8_gather(job, structure),  # its enable_fsdp_float8_all_gather
     )
 
 
@@ -81,6 +83,13 @@ def _backwards_in_a_row(model: Model, job: Job, cluster: Cluster, layout: Layout
 
 
 RULES = (
+    Rule(
+        "weights are gathered in fp8 by FSDP2",
+        lambda model, job, cluster, layout: layout.structure.fp8_gather & (layout.structure.zero != 3),
+        lambda model, job, cluster, layout: (
+            f"--fp8-gather with zero={layout.structure.zero}: FSDP2 is what gathers weights (torch): use --zero 3"
+        ),
+    ),
     offload_rule(
         "torch",
         lambda layout: layout.structure.zero != 3,
@@ -185,6 +194,8 @@ TORCH = Engine(
     rules=RULES,
     schedules=pipelining.SCHEDULES,
     losses=("full", "chunked", "fused"),  # as a user writes it, or takes it from Liger
+    fp8=True,
+    fp8_gathers=True,
     recomputes_some_layers=True,  # torch.utils.checkpoint is the user's own to put around a layer
 )
 

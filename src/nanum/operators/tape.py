@@ -333,7 +333,13 @@ class Tape:
         return out
 
     def quantized(self, t: Tensor) -> Tensor:
-        """In fp8, as each side of a product reads it. Weights are quantized wherever they are used."""
+        """In fp8, as each side of a product reads it. Weights are quantized wherever they are used, unless they were
+        before they were gathered: then backward, where nothing was kept for it, lays them the other way round for its
+        product (torchao, float8_ops.py: `preprocess_addmm`; Transformer Engine does once, when they are gathered).
+        """
+        if t.category == "params" and t.dtype == "fp8":
+            turned = self._phase == "backward" and self.conventions.fp8 == "remade"
+            return self.kernel("transpose", (t,), t.like(size=None), "fp8") if turned else t
         if t not in self._quantized or t.category == "params":
             self._quantized[t] = self.kernel("quantize", (t,), t.like(size=None), "fp8")
         return self._quantized[t]

@@ -8,6 +8,10 @@ interleaved schedule's chunks both are begun by the schedule. ZeRO-2 and 3 are M
 `optim_grads_params`: what is stored split must be reduced, or gathered, in each micro-batch. A buffer is cut as one
 flat dim, whatever tensors it holds.
 
+With `--fp8-param-gather` weights of fp8 products lie in a buffer of their own, of a byte each, and are gathered so.
+What their backward reads is made of them then, a byte each (fp8_utils.py: `post_all_gather_processing`; Blackwell's
+products do without, which is not told apart).
+
 With `--optimizer-cpu-offload` (core/optimizer/cpu_offloading/hybrid_optimizer.py) masters and states are in the host's
 memory, all of them or a fraction, and so is an fp32 copy of the gradients: these go down when all are reduced, the host
 updates, and the masters come up in fp32, to be cast on the device, one after the other unless told to overlap.
@@ -97,9 +101,11 @@ def buffer(
     zero: int,
     *,
     experts: bool,
+    fp8: bool = False,
 ) -> Buffer:
-    """Of those weights that lie on experts' own mesh, or of the others: they are exchanged among other ranks. Those
-    without a gradient are in no buffer, and whole on each rank (distributed_data_parallel.py: `requires_grad`).
+    """Of those weights that lie on experts' own mesh, or of the others: they are exchanged among other ranks; and of
+    those that are stored in fp8, or of the others (param_and_grad_buffer.py: a buffer for each dtype). Those without a
+    gradient are in no buffer, and whole on each rank (distributed_data_parallel.py: `requires_grad`).
 
     The exchanges are derived from the flat dim's splits: gradients are a pending sum over the data ranks, wanted split
     where ZeRO keeps the optimizer states (or the gradients) split, whole otherwise.
@@ -111,7 +117,7 @@ def buffer(
     states: Any = 0
     sizes = []
     frozen: Any = 0
-    here = [w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES) == experts]
+    here = [w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES, w.dtype == "fp8") == (experts, fp8)]
     for w in here:
         if w not in grads:
             stored_as = n.stored_dtype(w.dtype, trained=False)
@@ -135,7 +141,7 @@ def buffer(
     reduce = tuple(collective(flat, m.kind, m.axes, m.before, m.after, "backward", "grads") for m in moves)
     gather = None
     if zero:
-        at_rest = Tensor("flat_params", ("flat",), cut, n.compute_dtype, category="params")
+        at_rest = Tensor("flat_params", ("flat",), cut, "fp8" if fp8 else n.compute_dtype, category="params")
         (m,) = reshard(at_rest, {})[1]
         gather = collective(flat, m.kind, m.axes, m.before, m.after, "forward", "params")
     shard, matrices = flat.elements(("flat",), cut), hidden_matrices(shapes, weights)
@@ -165,12 +171,20 @@ class FlatBuffers:
     def resident(self) -> list[Node]:
         n, zero = self.conventions.numerics, self._zero
         whole, shard = self._total("elements"), self._total("shard_elements")
+        less = sum(self.chain.total("elements", each) for each in self.buffers if self._in_fp8(each))
+        params = (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype] - less
         return [
-            Held("params", (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype], "parameters"),
+            Held("params", params, "parameters"),
+            Held("params", less, "fp8 parameters the other way round"),
             Held("params", self._total("frozen_bytes"), "frozen parameters"),
             Held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
             *hybrid_states(self.structure, self._states_bytes, self._updated),
         ]
+
+    def _in_fp8(self, each: Each[Buffer]) -> bool:
+        """Are its parameters of one byte each?"""
+        gather = each.layers[0].gather
+        return gather is not None and gather.dtype == "fp8"
 
     @property
     def _updated(self) -> Any:

@@ -18,6 +18,10 @@ reduction left it, and the optimizer waits for all of them. Where a gradient is 
 wait. (A copy starts here with its reduction, which it follows in truth. The fp32 copy of one shard, which is freed as
 it is cast, is never more than the gathered unit.)
 
+Weights that are gathered in fp8 (torchao, fsdp_utils.py: WeightWithDynamicFloat8CastTensor) are so as long as they are
+gathered, and travel as bytes with the unit's others; their scales are worked out together after each update, by one
+all-reduce of the largest entries (`precompute_float8_dynamic_scale_for_fsdp`).
+
 On a GPU, gathers are issued one unit ahead on a stream of their own, and awaited where they are copied out.
 """
 
@@ -470,6 +474,7 @@ class FullyShard:
                 Compute("optimizer", "optimizer", 0.0, moved, "fp32", on_host=True),
                 OnHost(-copies),
                 OnHost(-self._total("shard_bytes")),
+                *self._scales(),
             ]
         return [
             *self._orthogonalized(),
@@ -477,7 +482,23 @@ class FullyShard:
             Compute("optimizer", "optimizer", 0.0, moved, "fp32", tensors=self._total("tensors"), sharded=True),
             Held("buffers", -copies),
             Held("grads", -self._total("shard_bytes"), apart=True),
+            *self._scales(),
         ]
+
+    def _scales(self) -> list[Node]:
+        """What tells the scales of weights that are gathered in fp8: over each axis that cuts them, in turn."""
+        gathers = self.units.layers[0].in_turn[0].gathers
+        if not self.conventions.fp8_gather or not gathers:
+            return []
+        size, nodes = self._total("fp8_tensors") * ITEMSIZE["fp32"], list[Node]()
+        groups = [(gathers[0].axes, gathers[0].group_size)]
+        groups += [(("tp",), self.chain.tp)] if self.structure.tensor != "none" else []
+        for axes, ranks in groups:
+            there = (ranks > 1) * (size > 0)
+            payload = size * there
+            wire = wire_bytes("all_reduce", payload, ranks)
+            nodes.append(Collective("all_reduce", axes, "optimizer", "scales", "fp32", ranks, 1 * there, payload, wire))
+        return nodes
 
     def _orthogonalized(self) -> list[Node]:
         """Muon's matrices come whole to ranks that own them, and go back as shards: two exchanges of fp32 for each

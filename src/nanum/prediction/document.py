@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 UNMODELLED = (
     "other rank orders, kernels, micro-batches and schedules than a plan tries (flash attention, powers of two up to "
     "16, 1F1B and GPipe)",
-    "weights gathered or kept in fp8, optimizers that keep states in it, and fp4",
+    "optimizers that keep states in fp8, and fp4",
     "experts that some tokens prefer to others, and multi-token prediction",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
@@ -165,6 +165,7 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
         "recompute": s.recompute,
         "recompute_modules": ",".join(s.recompute_modules),
         "recompute_layers": s.recompute_layers,
+        "fp8_gather": s.fp8_gather,
         "offload": "+".join(s.offload) or "none",
         "offload_fraction": s.offload_fraction,
         "loss": s.loss,

@@ -121,6 +121,8 @@ def flags_of(document: Document) -> str:
         words.append(f"--attention {at['attention']}")
     if at.get("loss", "full") != "full":
         words.append(f"--loss {at['loss']}" + (f" --loss-chunks {at['loss_chunks']}" if at["loss_chunks"] > 1 else ""))
+    if at.get("fp8_gather"):
+        words.append("--fp8-gather")
     if at.get("offload", "none") != "none":
         words.append(f"--offload {at['offload']}")
         if at["offload_fraction"] != 1:
@@ -156,6 +158,8 @@ def layout_words(layout: Document) -> str:
         others.append(f"micro-batch {flat['micro_batch_size']}")
     if (loss := flat.get("loss", "full")) != "full":
         others.append(f"loss in {flat['loss_chunks']} chunks" if loss == "chunked" else f"{loss} loss")
+    if flat.get("fp8_gather"):
+        others.append("weights gathered in fp8")
     if (offload := flat.get("offload", "none")) != "none":
         part = f"{percent(flat['offload_fraction'])} of the " if flat["offload_fraction"] != 1 else ""
         others.append(f"{part}{offload.replace('+', ' and ')} offloaded")

@@ -326,6 +326,18 @@ IMBALANCE = Rule(
     ),
 )
 
+FP8_GATHER = Rule(
+    "weights are gathered in fp8 where they are trained, and computed with so",
+    lambda model, job, cluster, layout: (
+        layout.structure.fp8_gather and (job.precision != "fp8" or not job.trained.layers)
+    ),
+    lambda model, job, cluster, layout: (
+        f"--fp8-gather is of the linear layers of --precision fp8, which is {job.precision}"
+        if job.precision != "fp8"
+        else f"--fp8-gather of layers that are frozen (--train {job.trained.weights}) is not modelled"
+    ),
+)
+
 OF_JOB = (
     *(rule for name, rule in SIZE_RULES.items() if name not in LAYOUT_SIZES),
     *(_choice_rule(name) for name in ("precision", "optimizer")),
@@ -356,6 +368,7 @@ OF_LAYOUT = (
     *OF_RECOMPUTE,
     *OF_LOSS,
     *OF_OFFLOAD,
+    FP8_GATHER,
     VIRTUAL_STAGES,
     NO_PIPELINE,
 )
