@@ -11,7 +11,7 @@ import nanum
 from nanum import cluster, engines
 from nanum.account.memory import held_after, peak
 from nanum.account.traffic import traffic
-from nanum.build import build
+from nanum.build import build, emit_parts
 from nanum.errors import Refused
 from nanum.job import Job
 from nanum.layout import Layout, Structure
@@ -172,6 +172,64 @@ def test_megatrons_hybrid_optimizer_keeps_a_fraction_on_the_host(part: float) ->
     assert crossed(program, TO_HOST) == crossed(program, FROM_HOST) == part * 4 * P // d
 
 
+# --- activations ------------------------------------------------------------------------------------------------------
+def saved(engine: str, **given: Any) -> int:
+    """Of one layer, for its backward."""
+    layout = Layout(dp_shard=4, structure=Structure(zero=1, **given))
+    return int(peak(emit_parts(MODEL, Job(S, 8), layout, engines.load(engine)).bodies.layers[0].forward).net)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_transformer_engine_takes_all_layers_activations_but_two_to_the_host(m: int) -> None:
+    """cpu_offload.py, `DefaultOffloadSynchronizer`: of n layers offloaded out of L, L - n are on the device at once."""
+    program, plain = step("megatron", 1, 4, m, "activations"), step("megatron", 1, 4, m)
+    moved = (L - 2) * saved("megatron")
+    assert crossed(program, TO_HOST, "activations") == crossed(program, FROM_HOST, "activations") == m * moved
+    assert peak(program.program, host=True).peak == moved
+    assert held_after(program.program)["activations"] == held_after(plain.program)["activations"]
+    deep, shallow = (activations_at_the_loss(replace(MODEL, num_hidden_layers=n), "megatron") for n in (12, 4))
+    assert deep == shallow
+
+
+def activations_at_the_loss(model: Model, engine: str, **given: Any) -> int:
+    structure = Structure(zero=1, offload=("activations",), **given)
+    program = build(model, Job(S, 4), Layout(dp_shard=4, structure=structure), engines.load(engine), 0)
+    return int(held_after(program.actions["forward.first"])["activations"])
+
+
+def test_deepspeed_takes_the_inputs_of_recomputed_layers_to_the_host() -> None:
+    """cpu_checkpointing keeps the last input on the device (`keep_last_count`), and finds the one before it there still
+    (`_fwd_stash`): of 2sbh bytes each, L - 1 go down and L - 2 come up.
+    """
+    program = step("deepspeed", 1, 4, 1, "activations", recompute="full")
+    one = 2 * S * H
+    assert saved("deepspeed", recompute="full") == one
+    assert crossed(program, TO_HOST, "activations") == (L - 1) * one
+    assert crossed(program, FROM_HOST, "activations") == (L - 2) * one
+    assert peak(program.program, host=True).peak == (L - 1) * one
+    deep, shallow = (
+        activations_at_the_loss(replace(MODEL, num_hidden_layers=n), "deepspeed", recompute="full") for n in (12, 4)
+    )
+    assert deep == shallow
+
+
+@pytest.mark.parametrize(("engine", "recompute"), [("megatron", "none"), ("deepspeed", "full")])
+def test_an_endless_link_costs_activations_nothing(engine: str, recompute: Any) -> None:
+    link = NODE.host.link  # type: ignore[union-attr]
+    endless = replace(
+        link,
+        bytes_per_second=replace(link.bytes_per_second, value=1e30),
+        latency_seconds=replace(link.latency_seconds, value=0.0),
+    )
+    machine = replace(NODE, host=replace(NODE.host, link=endless))  # type: ignore[type-var]
+    plain, offloaded, waited = (
+        answer(*way, machine=where, engine=engine, zero=1, recompute=recompute)["time"]["step_seconds"]
+        for way, where in (((), machine), (("activations",), machine), (("activations",), NODE))
+    )
+    assert offloaded == pytest.approx(plain, rel=1e-9)
+    assert waited > plain
+
+
 # --- time, and what is said -------------------------------------------------------------------------------------------
 def answer(*offload: str, machine: Any = NODE, engine: str = "deepspeed", **given: Any) -> dict[str, Any]:
     structure = Structure(zero=3, offload=offload)
@@ -248,15 +306,25 @@ def test_host_bytes_are_in_the_document() -> None:
         ("deepspeed", 2, ("params",), "not in deepspeed: offload_param is of ZeRO-3"),
         ("megatron", 1, ("params",), "not in megatron: parameters stay on the device"),
         ("megatron", 3, ("optimizer",), "not in megatron: --optimizer-cpu-offload needs"),
+        ("megatron", 1, ("activations",), "is not for a model that recomputes: use --recompute none"),
+        ("deepspeed", 1, ("activations",), "of what activation checkpointing keeps: use --recompute full"),
         ("nanotron", 1, ("optimizer",), "not in nanotron: it keeps all on the device"),
     ],
 )
 def test_what_an_engine_does_not_offload_is_refused_in_its_name(
     engine: str, zero: int, offload: Any, said: str
 ) -> None:
-    layout = Layout(dp_shard=8, structure=Structure(zero=zero, offload=offload))
+    recompute: Any = "full" if engine == "megatron" else "none"
+    layout = Layout(dp_shard=8, structure=Structure(zero=zero, offload=offload, recompute=recompute))
     with pytest.raises(Refused, match=said):
         nanum.predict(MODEL, Job(S, 16), NODE, layout, engine=engine)
+
+
+def test_activations_stay_in_a_pipeline_and_in_two_layers() -> None:
+    structure = Structure(zero=1, offload=("activations",), pipelined=True)
+    two = replace(MODEL, num_hidden_layers=2)
+    with pytest.raises(Refused, match=r"use --pp 1; has nothing to offload below three layers \(megatron\)"):
+        nanum.predict(two, Job(S, 16), NODE, Layout(dp_shard=4, pp=2, structure=structure), engine="megatron")
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def may_chunk(engine: Engine) -> bool:
     return engine in (TORCHTITAN, TORCH)
 
 
-def offloaded(draw: Any, engine: Engine, zero: int, recompute: str, *, pp: bool) -> dict[str, Any]:
-    """What an engine may keep in the host's memory."""
+def offloaded(draw: Any, engine: Engine, zero: int, recompute: str, *, alone: bool) -> dict[str, Any]:
+    """What an engine may keep in the host's memory, where a stage is `alone` activations too."""
     ways: list[tuple[str, ...]] = [()]
     if zero == 3 and engine in (TORCHTITAN, TORCH, ACCELERATE):
         ways.append(("params",))
@@ -103,17 +103,19 @@ def offloaded(draw: Any, engine: Engine, zero: int, recompute: str, *, pp: bool)
         ways += [("optimizer",), *([("params",), ("optimizer", "params")] if zero == 3 else [])]
     if engine is MEGATRON and zero == 1:
         ways.append(("optimizer",))
+    if alone and (engine, recompute) in ((MEGATRON, "none"), (DEEPSPEED, "full")):
+        ways += [(*way, "activations") for way in ways]
     way = draw(st.sampled_from(ways))
-    part = draw(st.sampled_from((1.0, 0.3))) if engine is MEGATRON and way else 1.0
+    part = draw(st.sampled_from((1.0, 0.3))) if engine is MEGATRON and "optimizer" in way else 1.0
     return {"offload": way, "offload_fraction": part}
 
 
-def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Structure]:
+def engine_and_structure(draw: Any, *, tp: bool, pp: bool, alone: bool = False) -> tuple[Engine, Structure]:
     engine = draw(st.sampled_from(ENGINES))
     recompute = draw(st.sampled_from(("none", "selective", "full")))
     zero = draw(st.sampled_from(ZERO_STAGES[engine.name]))
     structure = Structure(
-        **offloaded(draw, engine, zero, recompute, pp=pp),
+        **offloaded(draw, engine, zero, recompute, alone=alone),
         zero=zero,
         reshard=draw(st.booleans()),
         tensor=draw(st.sampled_from(("tensor", "sequence"))) if tp else "none",
@@ -138,7 +140,7 @@ def cases(
     model = draw(models(even=even, tied=tied))
     layers = model.num_hidden_layers
     pp = pp and layers > 1
-    engine, structure = engine_and_structure(draw, tp=tp, pp=pp)
+    engine, structure = engine_and_structure(draw, tp=tp, pp=pp, alone=not pp and layers > 2)
     refused = {"megatron": (2, 3), "deepspeed": (3,), "nanotron": (0, 1)}.get(engine.name, ())
     some = SOME_TRAINED if frozen and not tp and structure.zero not in refused else (ALL,)
     divisors = [p for p in range(2, layers + 1) if engine is not MEGATRON or layers % p == 0]

@@ -274,7 +274,8 @@ def _on_this_rank(layout: Layout, stage: Any, other: Any) -> int:
 def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine) -> Step:
     """The step of these stages: data parallelism around the parts, and the pipeline's actions in order."""
     conventions = parts.conventions
-    chain = replace(staged.chain, bodies=parts.bodies)
+    parks = conventions.parks if "activations" in structure.offload else "none"
+    chain = replace(staged.chain, bodies=parts.bodies, parks=parks)
     weights = staged.weights
     data: DataParallel
     if engine.data_parallel == "flat_buffers":

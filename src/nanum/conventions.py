@@ -148,6 +148,7 @@ class Conventions:
     units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
     root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?
     backward_reshards: bool = False  # are gathered weights freed after a pipeline's backward too, where they reshard?
+    parks: Literal["none", "layer ahead", "as needed"] = "none"  # how offloaded activations travel: `parallel.parked`
     fp8: Fp8 = "none"
     fp8_gather: bool = False  # weights of linear layers are gathered in fp8, quantized before, with a scale each
     values_are_views: bool = True  # latent attention's values lie in what they were projected to, with keys beside them

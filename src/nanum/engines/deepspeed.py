@@ -28,7 +28,7 @@ from nanum.job import Job
 from nanum.layout import Structure
 from nanum.model import LatentAttention, Layer, LinearAttention, Mlp, Model
 from nanum.rules import Rule
-from nanum.rules.offload import no_muon_rule, offload_rule, whole_optimizer_rule
+from nanum.rules.offload import activations_rule, no_muon_rule, offload_rule, whole_optimizer_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
 
@@ -47,6 +47,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         selective=Kept(),
         grads_resident=False,
         reduces_whole=True,
+        parks="as needed",  # activation_checkpointing.cpu_checkpointing
         buckets=Buckets(overlaps=structure.zero == 3),
     )
 
@@ -136,6 +137,7 @@ RULES = (
         ),
     ),
     no_muon_rule("deepspeed"),
+    activations_rule("deepspeed", "full", "cpu_checkpointing is of what activation checkpointing keeps"),
     whole_optimizer_rule("deepspeed"),
     frozen_rule(
         "deepspeed",

@@ -34,7 +34,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
 from nanum.rules import Rule
-from nanum.rules.offload import no_muon_rule, offload_rule
+from nanum.rules.offload import activations_rule, no_muon_rule, offload_rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
@@ -100,6 +100,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         chunk_weights="aligned",
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
+        parks="layer ahead",  # --cpu-offloading-num-layers, all but two
         fp8="kept" if job.precision == "fp8" else "none",  # Transformer Engine, module/linear.py
         fp8_gather=fp8_gather(job, structure),
         backward_reshards=True,  # Megatron-FSDP
@@ -175,6 +176,7 @@ RULES = (
         ),
     ),
     no_muon_rule("megatron"),
+    activations_rule("megatron", "none", "--cpu-offloading-num-layers is not for a model that recomputes"),
     Rule(
         "--fp8-param-gather is of the distributed optimizer (megatron)",
         lambda model, job, cluster, layout: layout.structure.fp8_gather & (layout.structure.zero != 1),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import get_args
 
-from nanum.layout import Layout, Offload
+from nanum.layout import Layout, Offload, Recompute
+from nanum.model import Model
 from nanum.rules.rule import Rule
 
 KNOWN = get_args(Offload)
@@ -51,7 +52,9 @@ def no_muon_rule(engine: str) -> Rule:
     """Refuses Muon on the host."""
     return Rule(
         f"Muon on the host is not modelled ({engine})",
-        lambda model, job, cluster, layout: (job.optimizer == "muon") and bool(layout.structure.offload),
+        lambda model, job, cluster, layout: (
+            job.optimizer == "muon" and bool({"optimizer", "params"} & set(layout.structure.offload))
+        ),
         lambda model, job, cluster, layout: (
             f"--optimizer muon with {said(layout)}: its products on the host are not modelled ({engine})"
         ),
@@ -67,6 +70,26 @@ def whole_optimizer_rule(engine: str) -> Rule:
             f"--offload-fraction {layout.structure.offload_fraction:g} is not modelled for {engine}: megatron has it "
             "(--optimizer-offload-fraction)"
         ),
+    )
+
+
+def activations_rule(engine: str, recompute: Recompute, why: str) -> Rule:
+    """Refuses activations on the host with another recompute than the engine has beside them, in a pipeline, or of a
+    model of two layers, which stay.
+    """
+
+    def wrong(model: Model, layout: Layout) -> list[str]:
+        structure = layout.structure
+        return [
+            *([f"{why}: use --recompute {recompute}"] if structure.recompute != recompute else []),
+            *(["in a pipeline is refused, or not modelled: use --pp 1"] if structure.pipelined else []),
+            *(["has nothing to offload below three layers"] if model.num_hidden_layers < 3 else []),
+        ]
+
+    return Rule(
+        f"what {engine} offloads activations with",
+        lambda model, job, cluster, layout: "activations" in layout.structure.offload and bool(wrong(model, layout)),
+        lambda model, job, cluster, layout: f"--offload activations: {'; '.join(wrong(model, layout))} ({engine})",
     )
 
 
