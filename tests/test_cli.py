@@ -97,11 +97,11 @@ NODE = "1x8xh100-sxm"
             id="unknown choice",
         ),
         pytest.param(
-            ["predict", "gpt2", NODE, "--schedule", "zbv", "--ep", "2", "--offload", "params"],
+            ["predict", "gpt2", NODE, "--schedule", "zbv", "--ep", "2", "--offload", "disk"],
             [
                 "schedule=zbv with virtual_stages=1 needs pp > 1",
                 "ep=2, but gpt2 has no experts",
-                "--offload params is not modelled yet: choose none",
+                "--offload disk: must be none, or of optimizer, params, activations, with a plus between",
             ],
             id="not modelled",
         ),

@@ -50,7 +50,8 @@ def quantities(loaded):
     yield from chip.peak_flops_per_second.values()
     yield from chip.best_flops_per_second.values()
     yield from (chip.memory_bytes, chip.memory_bytes_per_second, chip.multiprocessors)
-    for link in (loaded.intra_node, loaded.inter_node):
+    yield loaded.host.memory_bytes_per_second
+    for link in (loaded.intra_node, loaded.inter_node, loaded.host.link):
         yield from (link.bytes_per_second, link.efficiency, link.latency_seconds)
 
 
@@ -66,6 +67,26 @@ def test_every_shipped_number_has_a_source_and_a_tag(loaded):
     assert 0.5 < loaded.inter_node.efficiency.value < 1
     for dtype, best in loaded.chip.best_flops_per_second.items():
         assert best.value < loaded.chip.peak_flops_per_second[dtype].value
+
+
+def test_a_superchip_reaches_its_host_faster_than_a_card_and_a_file_may_say_otherwise():
+    card, superchip = (cluster.load(f"1x8x{chip}").host.link for chip in ("h100-sxm", "gb200"))
+    assert (card.name, card.bytes_per_second.value) == ("PCIe 5 x16", 64e9)
+    assert (superchip.name, superchip.bytes_per_second.value) == ("NVLink-C2C", 450e9)
+    table = {"nodes": 1, "gpus_per_node": 8, "chip": "h100-sxm", "host": {"bandwidth": "20 GB/s"}}
+    own = from_table(table, "lab", where="lab.toml").host
+    assert own.link.bytes_per_second.value == 20e9
+    assert own.memory_bytes_per_second == cluster.load("1x8xh100-sxm").host.memory_bytes_per_second
+
+
+def test_a_chip_of_one_s_own_has_an_assumed_host_and_a_wrong_one_is_refused():
+    assert from_table(MINE, "mine", where="mine.toml").host.link.bytes_per_second.tag == "assumed"
+    wrong = {**MINE, "host": {"memory_bandwidth": "fast", "group_size": 8}}
+    with pytest.raises(Refused) as refused:
+        from_table(wrong, "mine", where="mine.toml")
+    said = "\n".join(refused.value.reasons)
+    assert "host.memory_bandwidth" in said
+    assert "unknown key 'host.group_size'" in said
 
 
 def test_the_contracts_chips_are_shipped():

@@ -19,12 +19,13 @@ from nanum.build import BODY_FIELDS, body_space, build
 from nanum.cluster import load as load_cluster
 from nanum.dtypes import ITEMSIZE
 from nanum.engines.engine import Engine
-from nanum.job import ALL, Job, Trained
+from nanum.job import ALL, Job, Precision, Trained
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.once import Once
 from nanum.parallel.pipeline import Step
 from nanum.prediction import parameters, predict
+from nanum.program import FROM_HOST, TO_HOST
 from nanum.search.candidates import candidates
 from nanum.search.rank import Question, exact_times, read
 
@@ -80,7 +81,8 @@ class Case:
 
     @property
     def job(self) -> Job:
-        return Job(self.seq_len, self.sequences, trained=self.trained)
+        precision: Precision = "fp8" if self.structure.fp8_gather else "bf16"
+        return Job(self.seq_len, self.sequences, precision, trained=self.trained)
 
     def steps(self) -> list[Step]:
         pairs = zip(self.layouts, self.stages, strict=True)
@@ -100,11 +102,29 @@ SOME_LAYERS: tuple[dict[str, int], ...] = (
 )
 
 
-def engine_and_structure(draw: Any, *, tp: bool, pp: bool) -> tuple[Engine, Structure]:
+def offloaded(draw: Any, engine: Engine, zero: int, recompute: str, *, alone: bool) -> dict[str, Any]:
+    """What an engine may keep in the host's memory, where a stage is `alone` activations too."""
+    ways: list[tuple[str, ...]] = [()]
+    if zero == 3 and engine in (TORCHTITAN, TORCH, ACCELERATE):
+        ways.append(("params",))
+    if engine is DEEPSPEED and zero:
+        ways += [("optimizer",), *([("params",), ("optimizer", "params")] if zero == 3 else [])]
+    if engine is MEGATRON and zero == 1:
+        ways.append(("optimizer",))
+    if alone and (engine, recompute) in ((MEGATRON, "none"), (DEEPSPEED, "full")):
+        ways += [(*way, "activations") for way in ways]
+    way = draw(st.sampled_from(ways))
+    part = draw(st.sampled_from((1.0, 0.3))) if engine is MEGATRON and "optimizer" in way else 1.0
+    return {"offload": way, "offload_fraction": part}
+
+
+def engine_and_structure(draw: Any, *, tp: bool, pp: bool, alone: bool = False) -> tuple[Engine, Structure]:
     engine = draw(st.sampled_from(ENGINES))
     recompute = draw(st.sampled_from(("none", "selective", "full")))
+    zero = draw(st.sampled_from(ZERO_STAGES[engine.name]))
     structure = Structure(
-        zero=draw(st.sampled_from(ZERO_STAGES[engine.name])),
+        **offloaded(draw, engine, zero, recompute, alone=alone),
+        zero=zero,
         reshard=draw(st.booleans()),
         tensor=draw(st.sampled_from(("tensor", "sequence"))) if tp else "none",
         recompute=recompute,
@@ -128,7 +148,7 @@ def cases(
     model = draw(models(even=even, tied=tied))
     layers = model.num_hidden_layers
     pp = pp and layers > 1
-    engine, structure = engine_and_structure(draw, tp=tp, pp=pp)
+    engine, structure = engine_and_structure(draw, tp=tp, pp=pp, alone=not pp and layers > 2)
     refused = {"megatron": (2, 3), "deepspeed": (3,), "nanotron": (0, 1)}.get(engine.name, ())
     some = SOME_TRAINED if frozen and not tp and structure.zero not in refused else (ALL,)
     divisors = [p for p in range(2, layers + 1) if engine is not MEGATRON or layers % p == 0]
@@ -146,7 +166,10 @@ def cases(
     if any(engine.layers(model, at.pp, stage, structure) == 0 for at in layouts for stage in range(at.pp)):
         some = (ALL,)  # a frozen end alone on a stage is refused
     sequences, trained = 96 * draw(st.sampled_from((1, 2))), draw(st.sampled_from(some))
-    return Case(model, engine, structure, tuple(layouts), tuple(stages), sequences, trained=trained)
+    gathers = (engine, structure.zero) in ((TORCH, 3), (MEGATRON, 1)) and trained.layers and draw(st.booleans())
+    structure = replace(structure, fp8_gather=gathers)
+    here = tuple(replace(layout, structure=structure) for layout in layouts)
+    return Case(model, engine, structure, here, tuple(stages), sequences, trained=trained)
 
 
 def together(case: Case) -> tuple[Step, Layout]:
@@ -183,10 +206,12 @@ def test_many_layouts_are_each_of_them(case: Case) -> None:
     """Peak memory, exchanges, floating-point operations and the bound of a stage's time."""
     step, layout = together(case)
     peaks, rows, operations = peak(step.program).peak, traffic(step.program), flops(step.program)
+    of_host = peak(step.program, host=True).peak
     _, distinct = body_space(layout)
     bounds = stage_bound(step, Cost(CLUSTER, step.layout), Cost(CLUSTER, distinct), Once())
     for i, one in enumerate(case.steps()):
         assert at(peaks, i) == peak(one.program).peak == moment(one.program).bytes
+        assert at(of_host, i) == peak(one.program, host=True).peak
         assert_rows_equal(rows, i, traffic(one.program))
         assert at(operations, i) == flops(one.program)
         cost = Cost(CLUSTER, case.layouts[i])
@@ -319,6 +344,11 @@ def test_a_tied_table_is_there_once(engine: Engine) -> None:
 def test_exchanges_are_positive_and_need_a_second_rank(case: Case) -> None:
     for layout, step in zip(case.layouts, case.steps(), strict=True):
         for key, total in traffic(step.program).items():
+            if key.kind in (TO_HOST, FROM_HOST):
+                assert (key.axes, total.group_size) == ((), 1)
+                assert total.calls > 0
+                assert total.wire_bytes == total.payload_bytes > 0
+                continue
             ranks = int(np.prod([getattr(layout, a) for a in key.axes]))
             assert ranks > 1, key
             assert total.group_size == (2 if (key.axes, key.what) == (("pp",), "grads") else ranks)

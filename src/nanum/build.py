@@ -67,14 +67,16 @@ class Weights:
 
     @cached_property
     def buffers(self) -> list[tuple[Each[Buffer], Buffer]]:
-        """Of each mesh, beginning with the one that all but experts lie on."""
+        """Of each mesh, beginning with the one that all but experts lie on, and of what is stored in fp8 there."""
 
-        def on(mesh: bool) -> tuple[Each[Buffer], Buffer]:
+        def on(mesh: bool, fp8: bool) -> tuple[Each[Buffer], Buffer]:
+            given = self.conventions, self.zero
             return self._made(
-                lambda shapes, weights, grads: buffer(shapes, weights, grads, self.conventions, self.zero, experts=mesh)
+                lambda shapes, weights, grads: buffer(shapes, weights, grads, *given, experts=mesh, fp8=fp8)
             )
 
-        return [on(own) for own in (False, True)[: 1 + self.own_experts]]
+        meshes = (False, True)[: 1 + self.own_experts]
+        return [*(on(mesh, False) for mesh in meshes), *([on(False, True)] if self.conventions.fp8_gather else [])]
 
     def _made(self, make: Callable[[Shapes, tuple[Tensor, ...], Mapping[Tensor, Tensor]], T]) -> tuple[Each[T], T]:
         head = self.bodies.head
@@ -287,7 +289,8 @@ def _on_this_rank(layout: Layout, stage: Any, other: Any) -> int:
 def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine) -> Step:
     """The step of these stages: data parallelism around the parts, and the pipeline's actions in order."""
     conventions = parts.conventions
-    chain = replace(staged.chain, bodies=parts.bodies)
+    parks = conventions.parks if "activations" in structure.offload else "none"
+    chain = replace(staged.chain, bodies=parts.bodies, parks=parks)
     weights = staged.weights
     data: DataParallel
     if engine.data_parallel == "flat_buffers":

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from nanum.dtypes import NF4
-from nanum.job import Trained
+from nanum.job import Job, Trained
+from nanum.layout import Structure
 from nanum.states import States
 
 TARGETS = {"attention": ("wq", "wk", "wv", "wo", "wq_gate"), "qv": ("wq", "wv")}
@@ -104,6 +105,11 @@ NOT_IN_FP8 = frozenset({"head", "router", "shared_scale"})
 """Linear layers that stay in the precision of activations."""
 
 
+def fp8_gather(job: Job, structure: Structure) -> bool:
+    """Are weights gathered in fp8?"""
+    return structure.fp8_gather and job.precision == "fp8"
+
+
 @dataclass(frozen=True)
 class Conventions:
     numerics: Numerics
@@ -143,7 +149,9 @@ class Conventions:
     units: Literal["root", "ends"] = "ends"  # FSDP units beside the layers: one root, or the two ends each their own
     root_reshards: bool = False  # are the root's (or the head's) weights freed after the forward pass?
     backward_reshards: bool = False  # are gathered weights freed after a pipeline's backward too, where they reshard?
+    parks: Literal["none", "layer ahead", "as needed"] = "none"  # how offloaded activations travel: `parallel.parked`
     fp8: Fp8 = "none"
+    fp8_gather: bool = False  # weights of linear layers are gathered in fp8, quantized before, with a scale each
     values_are_views: bool = True  # latent attention's values lie in what they were projected to, with keys beside them
     prefetches_units: bool = False  # backward gathers the whole next unit ahead; else of several groups the last alone
     ring_overlaps: bool = False  # a ring's exchanges run beside its attention (Transformer Engine), or are waited for

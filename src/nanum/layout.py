@@ -38,6 +38,9 @@ Dispatcher = Literal["alltoall", "flex"]
 """By Megatron-LM's words: a token is sent to each of its experts, or once to each node that has some of them and on to
 each of their ranks (DeepEP)."""
 DispatchDtype = Literal["bf16", "fp8"]
+Offload = Literal["optimizer", "params", "activations"]
+"""What is kept in the host's memory: the optimizer's states, which the host then updates; stored parameters; what a
+forward pass saves for its backward."""
 TensorParallel = Literal["none", "tensor", "sequence"]
 ContextParallel = Literal["none", "ring", "allgather", "ulysses"]
 GradSync = Literal["each", "last"]
@@ -72,6 +75,9 @@ class Structure:
     last_stage_layers: int = 0
     embedding_weight: int | None = None  # layers that it counts as where layers are cut into stages; None: the engine's
     head_weight: int | None = None
+    fp8_gather: bool = False  # weights of fp8 products are gathered as such, and not in the precision of activations
+    offload: tuple[Offload, ...] = ()  # to the host's memory
+    offload_fraction: float = 1.0  # of what an optimizer updates, that it updates on the host
 
     @property
     def partly(self) -> bool:
@@ -164,7 +170,8 @@ class Layout:
     def from_document(cls, table: Mapping[str, Any]) -> Layout:
         """A layout out of the plain values that `dataclasses.asdict` made of it."""
         modules = tuple(table["structure"].get("recompute_modules", ()))
-        structure = Structure(**{**table["structure"], "recompute_modules": modules})
+        offload = tuple(table["structure"].get("offload", ()))
+        structure = Structure(**{**table["structure"], "recompute_modules": modules, "offload": offload})
         order = tuple(table["rank_order"])
         return cls(**{**table, "structure": structure, "rank_order": order})
 

@@ -28,6 +28,8 @@ CONTEXT_STREAM = "context"
 """Exchanges beside others' work in one operation: a ring's of keys and values, beside the attention that is at work on
 those before; of tokens between nodes, beside those within a node."""
 AWAITED_STREAMS = (DATA_STREAM, REDUCER_STREAM, CONTEXT_STREAM)
+HOST_STREAM = "host"
+"""Copies to the host's memory that go beside the compute. Those back that a gather needs are before it, on its own."""
 PIPELINE_STREAM = "pipeline"
 """Sends between stages: the schedule's recurrence waits for them, not the stage."""
 
@@ -51,6 +53,7 @@ class Compute:
     sharded: bool = False  # are they DTensors?
     products: Quantity = 1
     launches: Quantity = 1
+    on_host: bool = False  # done by the host's processors, in their memory, while the device waits
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -65,8 +68,8 @@ class Collective:
     work on another, or runs beside the compute of another micro-`batch`, it is `behind` that.
     """
 
-    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, permute, send
-    axes: tuple[str, ...]  # mesh axes, outermost first
+    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, permute, send; or a copy over the host's link
+    axes: tuple[str, ...]  # mesh axes, outermost first; none of a copy to the host or from it
     phase: Phase
     what: str  # params, grads, activations, loss
     dtype: str
@@ -105,6 +108,19 @@ class Collective:
         )  # fmt: skip
 
 
+TO_HOST, FROM_HOST = "device_to_host", "host_to_device"
+
+
+def host_copy(
+    kind: str, phase: Phase, what: str, dtype: str, calls: Quantity, size: Quantity, stream: str | None = None,
+    ticket: str = "",
+) -> Collective:  # fmt: skip
+    """Copies of `size` bytes together between a device and its host's memory: the compute waits, or they are on a
+    stream.
+    """
+    return Collective(kind, (), phase, what, dtype, 1, calls, size, size, stream, ticket)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Wait:
     """The compute stream waits for the last collective started with this ticket."""
@@ -121,6 +137,14 @@ class Held:
     bytes: Quantity
     name: str = ""
     apart: bool = False  # in the pool of another stream than the kernels', which no other tensor uses
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OnHost:
+    """Bytes of the host's memory that begin to be held for a device (positive) or are released (negative)."""
+
+    bytes: Quantity
+    name: str = ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -141,4 +165,4 @@ class Repeat:
     at: np.ndarray | None = None
 
 
-Node = Compute | Collective | Wait | Held | Mark | Repeat
+Node = Compute | Collective | Wait | Held | OnHost | Mark | Repeat

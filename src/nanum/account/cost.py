@@ -17,11 +17,22 @@ import numpy as np
 from nanum.account.coefficients import Coefficients, coefficients
 from nanum.account.exchanges import Corrections, modelled
 from nanum.account.grids import Grids, said_of
+from nanum.account.host import copy_seconds, host_assumptions, update_seconds
 from nanum.account.placement import Placement, place
 from nanum.cluster import Cluster, Link
 from nanum.cluster import Quantity as Stated
 from nanum.layout import EXPERT_AXES, Layout
-from nanum.program import AWAITED_STREAMS, CONTEXT_STREAM, DATA_STREAM, REDUCER_STREAM, Collective, Compute, Quantity
+from nanum.program import (
+    AWAITED_STREAMS,
+    CONTEXT_STREAM,
+    DATA_STREAM,
+    FROM_HOST,
+    REDUCER_STREAM,
+    TO_HOST,
+    Collective,
+    Compute,
+    Quantity,
+)
 from nanum.units import MIB
 
 TILE_AREA = 128 * 256  # the output tile that `matmul.tile` was fitted with
@@ -93,6 +104,9 @@ class Cost:
         return self._seconds[node]
 
     def _compute_seconds(self, node: Compute) -> Quantity:
+        if node.on_host:
+            self._stood_in.add("host memory")
+            return update_seconds(self.cluster, node)
         works = (node.flops > 0) | (node.bytes_moved > 0)
         measured = self._grids.kernel_seconds(node, self.cluster.gpus_per_node)
         host = self._grids.host_seconds("sharded_parameter" if node.sharded else "parameter")
@@ -199,6 +213,8 @@ class Cost:
 
     def link(self, axes: tuple[str, ...]) -> Any:
         """Name of the slowest link that a group of these axes crosses: a str, or an array of them over layouts."""
+        if not axes and self.cluster.host is not None:
+            return self.cluster.host.link.name
         names = np.where(self.tier(axes), self.cluster.inter_node.name, self.cluster.intra_node.name)
         return names if names.ndim else str(names)
 
@@ -215,6 +231,9 @@ class Cost:
         return self._seconds[node]
 
     def _collective_seconds(self, node: Collective) -> Quantity:
+        if node.kind in (TO_HOST, FROM_HOST):
+            self._stood_in.add("host link")
+            return copy_seconds(self.cluster, node)
         where, size = self.placement(node.axes), node.group_size
         # Some groups are a part of their axes (the two ends of a pipeline), so the placement is cut to the group.
         nodes = np.minimum(where.nodes, size)
@@ -275,6 +294,7 @@ class Cost:
             (f"{chip.name} memory bandwidth", chip.memory_bytes_per_second, "bytes_per_second"),
             (f"{chip.name} multiprocessors", chip.multiprocessors, "count"),
             *self._coefficients_used(),
+            *host_assumptions(self.cluster, self._stood_in),
         ]
         for link in self._crossed():
             stated += [

@@ -15,7 +15,7 @@ import numpy as np
 
 from nanum.arrays import most, take
 from nanum.once import Once
-from nanum.program import Collective, Compute, Held, Mark, Node, Repeat, Wait
+from nanum.program import Collective, Compute, Held, Mark, Node, OnHost, Repeat, Wait
 
 Bytes = Any  # int, or int64 array over layouts
 
@@ -27,17 +27,18 @@ class Use(NamedTuple):
     peak: Bytes
 
 
-def peak(nodes: Iterable[Node], known: Once[Use] | None = None, *, apart: bool = True) -> Use:
-    """What nodes hold, for one layout or for many, with or without what other streams hold `apart`. `known` remembers
-    bodies, which programs share.
+def peak(nodes: Iterable[Node], known: Once[Use] | None = None, *, apart: bool = True, host: bool = False) -> Use:
+    """What nodes hold of the device, for one layout or for many, with or without what other streams hold `apart`; or
+    what they hold of the `host`. `known` remembers bodies, which programs share.
     """
+    holds = OnHost if host else Held
     known = Once() if known is None else known
     net: Bytes = 0
     high: Bytes = 0
     run: list[Bytes] = []
     for node in nodes:
-        if isinstance(node, Held):
-            if apart or not node.apart:
+        if isinstance(node, holds):
+            if apart or not node.apart:  # type: ignore[union-attr]
                 run.append(node.bytes)
             continue
         if not isinstance(node, Repeat):
@@ -45,7 +46,7 @@ def peak(nodes: Iterable[Node], known: Once[Use] | None = None, *, apart: bool =
         if run:
             more, top = _flat(run)
             high, net, run = most(high, net + top), net + more, []
-        more, top = known((node.body,), partial(peak, node.body, known, apart=apart))
+        more, top = known((node.body,), partial(peak, node.body, known, apart=apart, host=host))
         if node.at is not None:
             more, top = take(more, node.at), take(top, node.at)
         count = node.count
@@ -141,7 +142,7 @@ def _detail(nodes: tuple[Node, ...], known: Once[_Detail]) -> _Detail:
             if (now := sum(here.values())) > high:
                 high, best, name, unnamed = now, here, body.name, False
             net = _plus(net, body.net, node.count)
-        elif not isinstance(node, Wait | Mark) and unnamed:
+        elif not isinstance(node, Wait | Mark | OnHost) and unnamed:
             # What was held for an operation is held when it runs: the moment has its name.
             name, unnamed = f"{node.phase}: {node.kind if isinstance(node, Collective) else node.name}", False
     return _Detail(net, best, name)

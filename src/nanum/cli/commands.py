@@ -159,7 +159,9 @@ def predict(
     head_weight: flags.HeadWeight = None,
     loss: flags.Loss = None,
     loss_chunks: flags.LossChunks = None,
+    fp8_gather: flags.Fp8Gather = None,
     offload: flags.Offload = None,
+    offload_fraction: flags.OffloadFraction = None,
     compile: flags.Compile = None,
     json: flags.AsJson = False,
 ) -> int:

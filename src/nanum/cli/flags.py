@@ -188,6 +188,14 @@ Compile = Annotated[
     bool | None,
     typer.Option("--compile/--no-compile", help="torch.compile. [no]", show_default=False),
 ]
+Fp8Gather = Annotated[
+    bool | None,
+    typer.Option(
+        "--fp8-gather/--no-fp8-gather",
+        help="With --precision fp8: weights of linear layers are gathered in fp8 too. [no]",
+        show_default=False,
+    ),
+]
 Loss = Annotated[
     str | None,
     _text(
@@ -198,7 +206,16 @@ Loss = Annotated[
 ]
 LossChunks = Annotated[str | None, _text("--loss-chunks", "N", "Chunks of a chunked loss. [8]")]
 Offload = Annotated[
-    str | None, _text("--offload", "none", "What is kept in host memory. [none; others are not modelled yet]")
+    str | None,
+    _text(
+        "--offload",
+        "none|optimizer|params|activations",
+        "What is kept in the host's memory; several with a plus between, where the engine has them. [none]",
+    ),
+]
+OffloadFraction = Annotated[
+    str | None,
+    _text("--offload-fraction", "X", "Of --offload optimizer, the part that the host updates (megatron). [1]"),
 ]
 
 Top = Annotated[str | None, _text("--top", "N", "How many layouts to show. [10]")]

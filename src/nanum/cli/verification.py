@@ -156,6 +156,8 @@ def _not_run(reader: Reader, job: Job, layout: Layout) -> list[str]:
         found.append("--precision fp16 is not run here: fp32 or bf16")
     if reader.word("attention") == "eager":
         found.append("--attention eager is not run here: flash")
+    if (offload := reader.word("offload") or "none") != "none":
+        found.append(f"--offload {offload} is not run here: where the device is the host, nothing moves")
     if (loss := reader.word("loss")) in ("chunked", "fused"):
         found.append(f"--loss {loss} is not run here: full")
     if reader.word("rank_order") is not None:

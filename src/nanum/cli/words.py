@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from nanum.cli import expert_words
+from nanum.cli.offloading import offloaded
 from nanum.errors import Refused
 from nanum.job import (
     ALL,
@@ -62,7 +63,6 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "recompute": (get_args(Recompute), ()),
     "attention": (("flash", "eager"), ()),
     "loss": (get_args(Loss), ()),
-    "offload": (("none",), ("optimizer", "params", "activations")),
     "grad_sync": (get_args(GradSync), ()),
     "dispatcher": (get_args(Dispatcher), ()),
     "dispatch_dtype": (get_args(DispatchDtype), ()),
@@ -211,7 +211,6 @@ def layout_of(
         rank_order=_rank_order(reader),
         **experts,
     )
-    reader.choice("offload", "")
     if left is None and gpus is not None:
         reader.none_left = True
         reader.reasons.append(_none_left(sizes, f"the {gpus} {of}"))
@@ -342,6 +341,8 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         **_recompute(reader),
         **_loss(reader),
         **_placement(reader),
+        **offloaded(reader),
+        "fp8_gather": reader.switch("fp8_gather", False),
         "schedule": (schedule := reader.choice("schedule", "1f1b")),
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),

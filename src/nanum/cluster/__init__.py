@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from nanum.cluster.measured import Measured
 from nanum.cluster.quantity import Quantity, Tag
 
-__all__ = ["Chip", "Cluster", "Link", "Measured", "Quantity", "Tag", "load"]
+__all__ = ["Chip", "Cluster", "Host", "Link", "Measured", "Quantity", "Tag", "load"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,16 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Host:
+    """What a GPU has beside it: the link to its host's memory, and its share of the bytes a second that the host's
+    processors read and write there, which is what an optimizer on the host is bound by.
+    """
+
+    link: Link
+    memory_bytes_per_second: Quantity
+
+
+@dataclass(frozen=True)
 class Cluster:
     """`nodes` x `gpus_per_node` GPUs; `gpus_per_node` is one NVLink domain."""
 
@@ -46,6 +56,7 @@ class Cluster:
     inter_node: Link
     assumptions: tuple[tuple[str, Quantity], ...] = field(default=())
     measured: Measured = field(default_factory=Measured)
+    host: Host | None = None  # every cluster that is read has one
 
     @property
     def gpus(self) -> int:

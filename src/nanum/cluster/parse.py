@@ -16,6 +16,9 @@ A cluster file, with everything that it may hold:
 
     [intra_node]                     # the same keys; what is left out is the chip's own
 
+    [host]                           # the same keys but group_size, of a GPU's link to its host's memory, and
+    memory_bandwidth = "76.8 GB/s"   # its share of that memory's; what is left out is the chip's own
+
     [chip]                           # in the place of a chip's name; then [intra_node] must be whole
     name = "mine"
     memory = "81559 MiB"             # what the driver reports
@@ -33,9 +36,9 @@ A number is a text with its unit, which is then tagged assumed, "stated in" the 
 
 from __future__ import annotations
 
-from nanum.cluster import Chip, Cluster, Link, Quantity
+from nanum.cluster import Chip, Cluster, Host, Link, Quantity
 from nanum.cluster.grids import measured
-from nanum.cluster.tables import DATA, Table, chip_table, link_tables, quantity, read_toml
+from nanum.cluster.tables import DATA, Table, chip_table, host_table, link_tables, quantity, read_toml
 from nanum.errors import Refused
 
 
@@ -64,6 +67,7 @@ def trusted(table: Table, name: str, *, where: str) -> Cluster:
         intra_node=_link(intra_node, "intra_node", where),
         inter_node=_link(inter_node, "inter_node", where),
         measured=measured(table.get("measured")),
+        host=_host(host_table(table), where),
     )
     return Cluster(**{**vars(cluster), "assumptions": tuple(_assumptions(cluster))})
 
@@ -96,6 +100,10 @@ def _link(table: Table, tier: str, where: str) -> Link:
         latency_seconds=quantity(table["latency"], "seconds", where),
         group_size=table["group_size"],
     )
+
+
+def _host(table: Table, where: str) -> Host:
+    return Host(_link(table, "host", where), quantity(table["memory_bandwidth"], "bytes_per_second", where))
 
 
 def _assumptions(cluster: Cluster) -> list[tuple[str, Quantity]]:

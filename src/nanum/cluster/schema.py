@@ -47,6 +47,14 @@ class LinkTable(_Table):
     group_size: Whole | None = None
 
 
+class HostTable(_Table):
+    name: Name | None = None
+    bandwidth: Annotated[Any, _of("bytes_per_second")] = "1 B/s"
+    efficiency: Annotated[Any, _of("ratio")] = 1
+    latency: Annotated[Any, _of("seconds")] = "0 s"
+    memory_bandwidth: Annotated[Any, _of("bytes_per_second")] = "1 B/s"
+
+
 class ChipTable(_Table):
     name: Name
     memory: Annotated[Any, _of("bytes")]
@@ -173,6 +181,7 @@ class ClusterTable(_Table):
     chip: Any
     intra_node: LinkTable | None = None
     inter_node: LinkTable | None = None
+    host: HostTable | None = None
     measured: MeasuredTable | None = None
 
 

@@ -19,6 +19,7 @@ from nanum.job import Job
 from nanum.layout import Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.offload import policy_rules
 from nanum.states import States
 
 
@@ -37,6 +38,9 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
 
 
 RULES = (
+    *policy_rules(
+        "accelerate", "fsdp_offload_params", "it has no way to offload activations; megatron and deepspeed have it"
+    ),
     rank_rule("accelerate", "ep", "its ParallelismConfig has no experts"),
     rank_rule("accelerate", "pp", "its ParallelismConfig has dp_replicate, dp_shard, cp, sp and tp"),
     zero_rule("accelerate", (3,), "FSDP2 is ZeRO-3 (--zero 3); plain DDP under autocast is not modelled"),

@@ -30,6 +30,7 @@ from nanum.job import Job
 from nanum.layout import Structure
 from nanum.model import LatentAttention, Layer, LinearAttention, Mlp, Model
 from nanum.rules import Rule
+from nanum.rules.offload import activations_rule, no_muon_rule, offload_rule, whole_optimizer_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
 
@@ -48,6 +49,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         selective=Kept(),
         grads_resident=False,
         reduces_whole=True,
+        parks="as needed",  # activation_checkpointing.cpu_checkpointing
         buckets=Buckets(overlaps=structure.zero == 3),
         shards_over_replicas=structure.hpz,
     )
@@ -117,6 +119,29 @@ def balanced(weights: list[int], parts: int) -> list[int]:
 
 
 RULES = (
+    offload_rule(
+        "deepspeed",
+        lambda layout: ("optimizer" in layout.structure.offload) & (layout.structure.zero == 0),
+        "offload_optimizer is of ZeRO: use --zero 1, 2 or 3",
+    ),
+    offload_rule(
+        "deepspeed",
+        lambda layout: ("params" in layout.structure.offload) & (layout.structure.zero != 3),
+        "offload_param is of ZeRO-3: use --zero 3",
+    ),
+    Rule(
+        "DeepSpeed updates with Adam alone on the host",
+        lambda model, job, cluster, layout: (
+            ("optimizer" in layout.structure.offload) & (job.optimizer not in ("adamw", "muon"))
+        ),
+        lambda model, job, cluster, layout: (
+            f"--optimizer {job.optimizer} with --offload optimizer: of DeepSpeed's optimizers of the host its "
+            "CPUAdam is modelled: use adamw (deepspeed)"
+        ),
+    ),
+    no_muon_rule("deepspeed"),
+    activations_rule("deepspeed", "full", "cpu_checkpointing is of what activation checkpointing keeps"),
+    whole_optimizer_rule("deepspeed"),
     frozen_rule(
         "deepspeed",
         lambda layout: layout.structure.zero == 3,

@@ -45,6 +45,7 @@ class Engine:
     default_reshard: Callable[[int], bool] = lambda pp: True  # are weights resharded after forward, with pp stages?
     schedules: tuple[Schedule, ...] = ONE_CHUNK  # that it has
     fp8: bool = False  # has it linear layers of fp8?
+    fp8_gathers: bool = False  # and can it gather their weights so?
     default_sp: bool = True  # is tensor parallelism sequence parallel too, unless it is said?
     layers_by_model: Callable[[Model, Any, Any], Any] | None = None  # the same rule, where it weighs the parts
     recompute_modules: tuple[str, ...] = ()  # that a selective recompute may name
@@ -66,6 +67,7 @@ class Engine:
             *(() if self.drops_tokens else (capacity_rule(self.name),)),
             dispatcher_rule(self.name, self.dispatchers),
             _hpz_rule(self.name, has=self.hpz),
+            *(() if self.fp8_gathers else (_fp8_gather_rule(self.name),)),
             *recompute_rules(self.name, self.recompute_modules, self.recomputes),
             loss_rule(self.name, self.losses),
             mtp_rule(self.name, self.lacks_mtp),
@@ -216,7 +218,18 @@ def _fp8_rule(engine: str) -> Rule:
         f"{engine} in fp8 is not modelled",
         lambda model, job, cluster, layout: job.precision == "fp8",
         lambda model, job, cluster, layout: (
-            f"--precision fp8 is not modelled for {engine}: torchtitan and megatron have it"
+            f"--precision fp8 is not modelled for {engine}: torchtitan, torch and megatron have it"
+        ),
+    )
+
+
+def _fp8_gather_rule(engine: str) -> Rule:
+    version = " any more: its recipes scale by rows, and gather in bf16" if engine == "torchtitan" else ""
+    return Rule(
+        f"{engine} gathers no weights in fp8",
+        lambda model, job, cluster, layout: layout.structure.fp8_gather,
+        lambda model, job, cluster, layout: (
+            f"--fp8-gather is not in {engine}{version}; torch, with torchao's linear layers, and megatron have it"
         ),
     )
 

@@ -30,6 +30,7 @@ from nanum.conventions import (
     Conventions,
     Kept,
     Numerics,
+    fp8_gather,
 )
 from nanum.engines.engine import Engine, eager_rule, muon_rule, optimizer_rule, where_pipelined, zero_rule
 from nanum.job import Job
@@ -38,6 +39,7 @@ from nanum.model import Layer, Model
 from nanum.rules import Rule
 from nanum.rules.dispatch import fp8_dispatch_rule
 from nanum.rules.mtp import chunked_mtp_rule, sharded_mtp_rule
+from nanum.rules.offload import activations_rule, no_muon_rule, offload_rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.rule import fails_to_divide
 from nanum.rules.trained import frozen_rule, quantized_rule
@@ -104,7 +106,9 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         chunk_weights="aligned",
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
+        parks="layer ahead",  # --cpu-offloading-num-layers, all but two
         fp8="kept" if job.precision == "fp8" else "none",  # Transformer Engine, module/linear.py
+        fp8_gather=fp8_gather(job, structure),
         backward_reshards=True,  # Megatron-FSDP
         values_are_views=False,  # multi_latent_attention.py makes them contiguous
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation
@@ -180,6 +184,36 @@ def _say_uneven(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str
 
 EQUAL_STAGES = Rule("pp does not divide num_hidden_layers (megatron)", _uneven, _say_uneven)
 RULES = (
+    offload_rule(
+        "megatron",
+        lambda layout: "params" in layout.structure.offload,
+        "parameters stay on the device; --optimizer-cpu-offload takes the optimizer's states (--offload optimizer)",
+    ),
+    offload_rule(
+        "megatron",
+        lambda layout: ("optimizer" in layout.structure.offload) & (layout.structure.zero != 1),
+        "--optimizer-cpu-offload needs the precision-aware optimizer of its distributed optimizer: use --zero 1",
+    ),
+    Rule(
+        "megatron updates with AdamW alone on the host",
+        lambda model, job, cluster, layout: (
+            ("optimizer" in layout.structure.offload) & (job.optimizer not in ("adamw", "muon"))
+        ),
+        lambda model, job, cluster, layout: (
+            f"--optimizer {job.optimizer} with --offload optimizer: --use-precision-aware-optimizer is of Adam alone "
+            "(megatron)"
+        ),
+    ),
+    no_muon_rule("megatron"),
+    activations_rule("megatron", "none", "--cpu-offloading-num-layers is not for a model that recomputes"),
+    Rule(
+        "--fp8-param-gather is of the distributed optimizer (megatron)",
+        lambda model, job, cluster, layout: layout.structure.fp8_gather & (layout.structure.zero != 1),
+        lambda model, job, cluster, layout: (
+            f"--fp8-gather with zero={layout.structure.zero}: --fp8-param-gather is of the distributed optimizer, and "
+            "Megatron-FSDP's is not modelled: use --zero 1 (megatron)"
+        ),
+    ),
     frozen_rule(
         "megatron",
         lambda layout: layout.structure.zero > 1,
@@ -320,6 +354,7 @@ MEGATRON = Engine(
     schedules=("gpipe", "1f1b", "interleaved"),
     default_etp=lambda tp: tp,  # arguments.py: expert-tensor-parallel-size
     fp8=True,
+    fp8_gathers=True,
     recompute_modules=tuple(MODULES),
     dispatchers=("alltoall", "flex"),  # --moe-token-dispatcher-type; flex's backends are DeepEP, and for fp8 NCCL EP
     drops_tokens=True,  # --moe-expert-capacity-factor, --moe-pad-expert-input-to-capacity

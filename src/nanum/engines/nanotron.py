@@ -31,6 +31,7 @@ from nanum.job import Job, Optimizer
 from nanum.layout import Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.rules import Rule
+from nanum.rules.offload import offload_rule
 from nanum.rules.trained import frozen_rule
 from nanum.states import States
 
@@ -86,6 +87,7 @@ def _of_llamas_kind(model: Model) -> bool:
 
 
 RULES = (
+    offload_rule("nanotron", lambda layout: True, "it keeps all on the device"),
     frozen_rule("nanotron", lambda layout: True, "it trains all weights"),
     rank_rule("nanotron", "ep", "it cannot run with ep above 1 at this version"),
     zero_rule("nanotron", (0, 1), "zero_stage above 0 is ZeRO-1: use --zero 1"),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanum.cluster import Cluster
-from nanum.conventions import RING, Conventions, Kept, Numerics, with_adapters
+from nanum.conventions import RING, Conventions, Kept, Numerics, fp8_gather, with_adapters
 from nanum.engines import pipelining
 from nanum.engines.engine import (
     Engine,
@@ -27,6 +27,7 @@ from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.offload import offload_rule, policy_rules
 from nanum.states import States
 
 PRODUCTS = (
@@ -69,6 +70,8 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         units="root",
         root_reshards=True,
         bucket_bytes=(2**20, 25 * 2**20),  # `bucket_cap_mb` would be both
+        fp8="remade" if job.precision == "fp8" else "none",  # torchao's convert_to_float8_training
+        fp8_gather=fp8_gather(job, structure),  # its enable_fsdp_float8_all_gather
     )
 
 
@@ -80,6 +83,24 @@ def _backwards_in_a_row(model: Model, job: Job, cluster: Cluster, layout: Layout
 
 
 RULES = (
+    Rule(
+        "weights are gathered in fp8 by FSDP2",
+        lambda model, job, cluster, layout: layout.structure.fp8_gather & (layout.structure.zero != 3),
+        lambda model, job, cluster, layout: (
+            f"--fp8-gather with zero={layout.structure.zero}: FSDP2 is what gathers weights (torch): use --zero 3"
+        ),
+    ),
+    offload_rule(
+        "torch",
+        lambda layout: layout.structure.zero != 3,
+        "FSDP2's CPUOffloadPolicy is what offloads (--zero 3); DDP keeps all on the device",
+    ),
+    *policy_rules(
+        "torch",
+        "offload_policy",
+        "torch.autograd.graph.save_on_cpu copies each tensor that is saved, weights among them, while the device "
+        "waits, which is not modelled; megatron and deepspeed have it",
+    ),
     muon_rule(
         "torch",
         lambda layout: layout.tp > 1,
@@ -176,6 +197,8 @@ TORCH = Engine(
     sets_stages=True,  # a stage is the layers that its user gives it
     end_weights=(1, 1),
     recomputes=("first", "every", "chunk"),  # torch.utils.checkpoint is the user's own to put around layers
+    fp8=True,
+    fp8_gathers=True,
 )
 
 

@@ -21,6 +21,7 @@ from nanum.job import Job
 from nanum.layout import ONE_CHUNK, Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
+from nanum.rules.offload import policy_rules
 from nanum.rules.trained import quantized_rule
 
 
@@ -51,6 +52,12 @@ def _num_microbatches(job: Job, layout: Layout) -> Any:
 
 
 RULES = (
+    *policy_rules(
+        "torchtitan",
+        "training.enable_cpu_offload",
+        "offloading activations is of its experiment graph_trainer, which is not modelled; megatron and deepspeed have "
+        "it",
+    ),
     quantized_rule("torchtitan", "its adapters stand beside weights as they are: use --engine torch"),
     muon_rule(
         "torchtitan",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanum.conventions import FUSABLE, Conventions
+from nanum.conventions import FUSABLE, Conventions, fp8_gather
 from nanum.engines.torchtitan import TORCHTITAN, conventions
 from nanum.job import Job
 from nanum.layout import Structure
@@ -19,7 +19,10 @@ from nanum.model import Model
 
 def of_2024(model: Model, job: Job, structure: Structure) -> Conventions:
     fused = FUSABLE - {"loss"} if structure.compile else frozenset()
-    return replace(conventions(model, job, structure), fused=fused, units="root", prefetches_units=False)
+    gathers = fp8_gather(job, structure)  # float8.enable_fsdp_float8_all_gather
+    return replace(
+        conventions(model, job, structure), fused=fused, units="root", prefetches_units=False, fp8_gather=gathers
+    )
 
 
 def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
@@ -32,5 +35,6 @@ TORCHTITAN_2024 = replace(
     TORCHTITAN,
     version="ba24697 (December 2024)",
     conventions=of_2024,
+    fp8_gathers=True,
     recomputes=("every",),  # parallelize_llama.py: selective_ac_option, a number, counted over all of a rank's stages
 )

@@ -69,13 +69,14 @@ def _product(
     the sum. DTensor adds it before, to one rank's part, so that its gradient is read off the gathered one.
     """
     quantized = t.quantizes(trained=t.own_trained if trained is None else trained)
-    w = weight or t.weight(name, w_dims, w_split, dtype=NF4 if quantized else None, trained=trained)
+    fp8 = name not in NOT_IN_FP8 and trained is None  # adapters are not
+    dtype = NF4 if quantized else "fp8" if fp8 and t.conventions.fp8_gather else None
+    w = weight or t.weight(name, w_dims, w_split, dtype=dtype, trained=trained)
     b = (
         t.weight(name + "_bias", w_dims[:1], {d: axes for d, axes in w_split.items() if d == w_dims[0]}, w.stays)
         if bias
         else None
     )
-    fp8 = name not in NOT_IN_FP8 and trained is None  # adapters are not
     raw = t.product(name, x, _wide(t, w), dims, want, fp8=fp8)
     y = t.move(raw, want)
 

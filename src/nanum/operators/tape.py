@@ -348,10 +348,15 @@ class Tape:
         return out
 
     def quantized(self, t: Tensor) -> Tensor:
-        """In fp8, as each side of a product reads it. Weights are quantized wherever they are used; where their inputs
-        are `kept` (Transformer Engine), once in the first micro-batch, which is not counted, and activations by the
-        kernel that makes them.
+        """In fp8, as each side of a product reads it. Weights are quantized wherever they are used, unless they were
+        before they were gathered: then backward, where nothing was kept for it, lays them the other way round for its
+        product (torchao, float8_ops.py: `preprocess_addmm`; Transformer Engine does once, when they are gathered).
+        Where inputs are `kept` (Transformer Engine), weights are quantized once, in the first micro-batch, which is not
+        counted, and activations by the kernel that makes them.
         """
+        if t.category == "params" and t.dtype == "fp8":
+            turned = self._phase == "backward" and self.conventions.fp8 == "remade"
+            return self.kernel("transpose", (t,), t.like(size=None), "fp8") if turned else t
         if t.dtype in ("fp8", "mxfp8"):
             return t
         if t not in self._quantized or t.category == "params":

@@ -12,6 +12,7 @@ import numpy as np
 from nanum.arrays import most, take
 from nanum.blocks.body import Body
 from nanum.once import Once
+from nanum.parallel.parked import Parks, parked, saved_bytes
 from nanum.parallel.places import EMBEDDING, HEAD, Direction, Group, Part, Place, Sequence
 from nanum.program import Compute, Held, Node, Phase, Repeat
 
@@ -90,6 +91,7 @@ class Chain:
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
     table_trained: bool = True
+    parks: Parks = "none"  # what layers save for backward, in the host's memory
     _next: dict[tuple[Any, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
     _held: Once[tuple[Held, Held]] = field(default_factory=Once)  # by the size that is held
 
@@ -128,7 +130,11 @@ class Chain:
                 core = body.adding
         before = self._while_held(handed, enter)
         after = self._while_held(output, leave)
-        return [*before, Repeat(1, core, self.stage.at), *after]
+        begin, end = parked(self.parks, place, direction, self.follows, self._saved, self.dtype)
+        return [*begin, *before, Repeat(1, core, self.stage.at), *after, *end]
+
+    def _saved(self, kind: int) -> Any:
+        return self.stage.take(saved_bytes(self.bodies.layers[kind]))
 
     def _while_held(self, size: Any, nodes: list[Node]) -> list[Node]:
         if not nodes:

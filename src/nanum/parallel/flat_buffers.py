@@ -7,6 +7,14 @@ ZeRO-1's gathers of the updated parameters overlap the next step's first forward
 interleaved schedule's chunks both are begun by the schedule. ZeRO-2 and 3 are Megatron-FSDP's `optim_grads` and
 `optim_grads_params`: what is stored split must be reduced, or gathered, in each micro-batch. A buffer is cut as one
 flat dim, whatever tensors it holds.
+
+With `--fp8-param-gather` weights of fp8 products lie in a buffer of their own, of a byte each, and are gathered so.
+What their backward reads is made of them then, a byte each (fp8_utils.py: `post_all_gather_processing`; Blackwell's
+products do without, which is not told apart).
+
+With `--optimizer-cpu-offload` (core/optimizer/cpu_offloading/hybrid_optimizer.py) masters and states are in the host's
+memory, all of them or a fraction, and so is an fp32 copy of the gradients: these go down when all are reduced, the host
+updates, and the masters come up in fp32, to be cast on the device, one after the other unless told to overlap.
 """
 
 from __future__ import annotations
@@ -24,6 +32,7 @@ from nanum.layout import Structure
 from nanum.operators.tape import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Around, Chain, Each, Half
+from nanum.parallel.on_host import hybrid_states, hybrid_update, updates_on_host
 from nanum.parallel.places import Direction, Part, Place
 from nanum.parallel.stand_ins import Shape, stand_in_bytes, stand_in_shapes
 from nanum.parallel.units import Matrices, hidden_matrices, orthogonalized, zero_axes
@@ -92,9 +101,11 @@ def buffer(
     zero: int,
     *,
     experts: bool,
+    fp8: bool = False,
 ) -> Buffer:
-    """Of those weights that lie on experts' own mesh, or of the others: they are exchanged among other ranks. Those
-    without a gradient are in no buffer, and whole on each rank (distributed_data_parallel.py: `requires_grad`).
+    """Of those weights that lie on experts' own mesh, or of the others: they are exchanged among other ranks; and of
+    those that are stored in fp8, or of the others (param_and_grad_buffer.py: a buffer for each dtype). Those without a
+    gradient are in no buffer, and whole on each rank (distributed_data_parallel.py: `requires_grad`).
 
     The exchanges are derived from the flat dim's splits: gradients are a pending sum over the data ranks, wanted split
     where ZeRO keeps the optimizer states (or the gradients) split, whole otherwise.
@@ -106,7 +117,7 @@ def buffer(
     states: Any = 0
     sizes = []
     frozen: Any = 0
-    here = [w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES) == experts]
+    here = [w for w in weights if (zero_axes(w) == EXPERT_ZERO_AXES, w.dtype == "fp8") == (experts, fp8)]
     for w in here:
         if w not in grads:
             stored_as = n.stored_dtype(w.dtype, trained=False)
@@ -130,7 +141,7 @@ def buffer(
     reduce = tuple(collective(flat, m.kind, m.axes, m.before, m.after, "backward", "grads") for m in moves)
     gather = None
     if zero:
-        at_rest = Tensor("flat_params", ("flat",), cut, n.compute_dtype, category="params")
+        at_rest = Tensor("flat_params", ("flat",), cut, "fp8" if fp8 else n.compute_dtype, category="params")
         (m,) = reshard(at_rest, {})[1]
         gather = collective(flat, m.kind, m.axes, m.before, m.after, "forward", "params")
     shard, matrices = flat.elements(("flat",), cut), hidden_matrices(shapes, weights)
@@ -160,12 +171,25 @@ class FlatBuffers:
     def resident(self) -> list[Node]:
         n, zero = self.conventions.numerics, self._zero
         whole, shard = self._total("elements"), self._total("shard_elements")
+        less = sum(self.chain.total("elements", each) for each in self.buffers if self._in_fp8(each))
+        params = (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype] - less
         return [
-            Held("params", (shard if zero == 3 else whole) * ITEMSIZE[n.param_dtype], "parameters"),
+            Held("params", params, "parameters"),
+            Held("params", less, "fp8 parameters the other way round"),
             Held("params", self._total("frozen_bytes"), "frozen parameters"),
             Held("grads", (shard if zero >= 2 else whole) * ITEMSIZE[n.grad_dtype], "gradient buffer"),
-            Held("optimizer_states", self._states_bytes, "optimizer states"),
+            *hybrid_states(self.structure, self._states_bytes, self._updated),
         ]
+
+    def _in_fp8(self, each: Each[Buffer]) -> bool:
+        """Are its parameters of one byte each?"""
+        gather = each.layers[0].gather
+        return gather is not None and gather.dtype == "fp8"
+
+    @property
+    def _updated(self) -> Any:
+        """Elements that this rank updates."""
+        return self._total("shard_elements" if self._zero else "elements")
 
     def once(self, chunks: Sequence[FlatBuffers]) -> list[Node]:
         """What a rank has besides, whatever the number of its chunks."""
@@ -383,12 +407,15 @@ class FlatBuffers:
         nodes: list[Node] = [Wait(DATA_STREAM, "reduce")] if self._several else []
         pending = sum(chunk._total("tp_grads_elements") for chunk in chunks)
         nodes += sums_at_the_end(self.conventions, self.structure, [chunk.chain for chunk in chunks], pending)
-        updated = sum(chunk._total("shard_elements" if self._zero else "elements") for chunk in chunks)
+        updated = sum(chunk._updated for chunk in chunks)
         states = sum(chunk._states_bytes for chunk in chunks)
         moved = 2 * states + updated * (ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
         for chunk in chunks:
             for each in chunk.buffers:
                 nodes += orthogonalized(n.states, ((each[part].matrices, k) for part, k in chunk.chain.counted()))
+        if updates_on_host(self.structure):
+            tensors = sum(chunk._tensors for chunk in chunks)
+            return [*nodes, *hybrid_update(self.structure, states, updated, moved, tensors)]
         grads = updated * ITEMSIZE[n.grad_dtype]
         whole = sum(chunk._total("elements") for chunk in chunks) * ITEMSIZE[n.grad_dtype]
         # Their norm is read, they are scaled to be no larger (clip_grads.py), and set to zero before the next step.
@@ -397,6 +424,16 @@ class FlatBuffers:
         nodes.append(Compute("optimizer", "optimizer", 0.0, moved, "fp32"))
         nodes.append(Compute("zero_grads", "optimizer", 0.0, whole, n.grad_dtype))
         return nodes
+
+    @property
+    def _tensors(self) -> Any:
+        """Of which this rank updates a part, were each cut by no rank: its even share of them."""
+        count: Any = 0
+        for each in self.buffers:
+            gather = each.layers[0].gather
+            here = sum(times * len(each[part].sizes) for part, times in self.chain.counted())
+            count = count - (-here // (gather.group_size if gather else 1))
+        return count
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
         return ("F", gathers if self._zero == 3 else first and self._zero > 0)

@@ -12,6 +12,16 @@ Conventions of `torch.distributed.fsdp.fully_shard` (PyTorch 2.13: `_fsdp_param_
   torch.distributed.pipelining) only the last backward reduces and reshards, the others add into unsharded gradients in
   the reduce dtype.
 
+With `CPUOffloadPolicy` shards, their gradients and the optimizer's states are in the host's memory: a shard is copied
+to the device before each gather, on the gather's stream; a reduced gradient is copied to the host from where the
+reduction left it, and the optimizer waits for all of them. Where a gradient is there already the host adds, and all
+wait. (A copy starts here with its reduction, which it follows in truth. The fp32 copy of one shard, which is freed as
+it is cast, is never more than the gathered unit.)
+
+Weights that are gathered in fp8 (torchao, fsdp_utils.py: WeightWithDynamicFloat8CastTensor) are so as long as they are
+gathered, and travel as bytes with the unit's others; their scales are worked out together after each update, by one
+all-reduce of the largest entries (`precompute_float8_dynamic_scale_for_fsdp`).
+
 On a GPU, gathers are issued one unit ahead on a stream of their own, and awaited where they are copied out.
 """
 
@@ -28,9 +38,21 @@ from nanum.dtypes import ITEMSIZE
 from nanum.layout import Structure
 from nanum.once import Once
 from nanum.parallel.chain import Chain, Each, Half, copy
+from nanum.parallel.on_host import shard_grads_down, shard_up
 from nanum.parallel.places import EMBEDDING, HEAD, Direction, Part, Place
 from nanum.parallel.units import Unit, as_dtype, orthogonalized, scratch_bytes
-from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Phase, Repeat, Wait
+from nanum.program import (
+    DATA_STREAM,
+    HOST_STREAM,
+    Collective,
+    Compute,
+    Held,
+    Node,
+    OnHost,
+    Phase,
+    Repeat,
+    Wait,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +88,15 @@ class FullyShard:
         return self._sums[key]
 
     # --- what is there for the whole run ----------------------------------------------------------------------------
+    @property
+    def _offloads(self) -> bool:
+        """Are shards, and all that belongs to them, in the host's memory?"""
+        return "params" in self.structure.offload
+
     def resident(self) -> list[Node]:
+        if self._offloads:
+            states = self._total("states_bytes") + self._total("counters_bytes")
+            return [OnHost(self._total("stored_bytes"), "sharded parameters"), OnHost(states, "optimizer states")]
         return [
             Held("params", self._total("stored_bytes"), "sharded parameters"),
             Held(
@@ -90,13 +120,20 @@ class FullyShard:
         every = self.chain.counted()
         layers = [(unit, count) for part, count in every if isinstance(part, int) for unit in self.units[part].in_turn]
         ends = [(self.units[part], count) for part, count in every if not isinstance(part, int)]
-        layer, end = (self._most(units, "gather_bytes", "cast_bytes") for units in (layers, ends))
-        added = self._most([*layers, *ends], "shard_bytes") * (self.structure.grad_sync == "each")
-        return most(layer, end) + layer + self._total("shard_bytes"), added
+        layer, end = (self._most(units, "gather_bytes", self._cast) for units in (layers, ends))
+        shard = self._most([*layers, *ends], "shard_bytes")
+        if self._offloads:  # a reduction's output goes with its copy
+            return most(layer, end) + layer + shard, 0
+        return most(layer, end) + layer + self._total("shard_bytes"), shard * (self.structure.grad_sync == "each")
+
+    @property
+    def _cast(self) -> str:
+        """The field of a unit that says what is sent of it besides where it is stored."""
+        return "sent_bytes" if self._offloads else "cast_bytes"
 
     def ahead(self) -> Any:
         """Flat buffers of all units at once, as `gather_ahead` begins them."""
-        return self._total("gather_bytes") + self._total("cast_bytes")
+        return self._total("gather_bytes") + self._total(self._cast)
 
     @staticmethod
     def _most(units: list[tuple[Unit, Any]], *fields: str) -> Any:
@@ -114,6 +151,8 @@ class FullyShard:
         size = where(unit.gather_bytes > 0, unit.gather_bytes // unit.gathers[0].group_size, 0) * presence
 
         def make() -> Iterable[Node]:
+            if self._offloads:
+                yield shard_up(unit, self.conventions, direction, presence, ticket)
             yield copy("copy", direction, size, dtype)
             for gather in unit.gathers:
                 yield gather.started(direction, DATA_STREAM, ticket, presence)
@@ -127,7 +166,7 @@ class FullyShard:
         """The gather's buffers: the shard's cast while it is sent, and the flat output."""
 
         def make() -> Iterable[Node]:
-            cast = where(unit.gather_bytes > 0, unit.cast_bytes, 0) * presence
+            cast = where(unit.gather_bytes > 0, getattr(unit, self._cast), 0) * presence
             yield Held("buffers", cast, "cast of a shard", apart=True)
             yield Held("buffers", unit.gather_bytes * presence, "gathered flat buffer", apart=True)
             if self.conventions.gather_copies:
@@ -326,6 +365,7 @@ class FullyShard:
             if not self._root:
                 tail = where(self.chain.stage.embeds == 1, tail, reduced_before(EMBEDDING))
             nodes += [Wait(DATA_STREAM, "reduce"), Held("buffers", -tail)]
+            nodes += [Wait(HOST_STREAM, "grads")] if self._offloads else []
         return nodes
 
     def _arrive(self, place: Place) -> list[Node]:
@@ -412,7 +452,9 @@ class FullyShard:
         nodes.append(Held("grads", -last))
         if self.conventions.reduce_copies:
             nodes.append(Held("buffers", -u.reduce_bytes))
-        if not first and not self._defers:  # added into the shard that is there
+        if self._offloads:
+            nodes += shard_grads_down(u, self.conventions, adds=not first and not self._defers)
+        elif not first and not self._defers:  # added into the shard that is there
             nodes += [
                 copy("accumulate", "backward", u.shard_bytes, n.grad_dtype),
                 Held("grads", -u.shard_bytes, apart=True),
@@ -425,13 +467,38 @@ class FullyShard:
         moved = own * 3 * ITEMSIZE[n.param_dtype] + 2 * self._total("states_bytes")
         largest, in_turn = (self.chain.largest(f"{what}_elements", self.units) for what in ("largest", "in_turn"))
         copies = scratch_bytes(self.conventions, own, largest, in_turn)
+        if self._offloads:  # tensor by tensor, as PyTorch does on a CPU
+            copies = scratch_bytes(replace(self.conventions, optimizer_at_once=False), own, largest, in_turn)
+            return [
+                OnHost(copies, "the optimizer's scratch"),
+                Compute("optimizer", "optimizer", 0.0, moved, "fp32", on_host=True),
+                OnHost(-copies),
+                OnHost(-self._total("shard_bytes")),
+                *self._scales(),
+            ]
         return [
             *self._orthogonalized(),
             Held("buffers", copies, "the optimizer's scratch"),
             Compute("optimizer", "optimizer", 0.0, moved, "fp32", tensors=self._total("tensors"), sharded=True),
             Held("buffers", -copies),
             Held("grads", -self._total("shard_bytes"), apart=True),
+            *self._scales(),
         ]
+
+    def _scales(self) -> list[Node]:
+        """What tells the scales of weights that are gathered in fp8: over each axis that cuts them, in turn."""
+        gathers = self.units.layers[0].in_turn[0].gathers
+        if not self.conventions.fp8_gather or not gathers:
+            return []
+        size, nodes = self._total("fp8_tensors") * ITEMSIZE["fp32"], list[Node]()
+        groups = [(gathers[0].axes, gathers[0].group_size)]
+        groups += [(("tp",), self.chain.tp)] if self.structure.tensor != "none" else []
+        for axes, ranks in groups:
+            there = (ranks > 1) * (size > 0)
+            payload = size * there
+            wire = wire_bytes("all_reduce", payload, ranks)
+            nodes.append(Collective("all_reduce", axes, "optimizer", "scales", "fp32", ranks, 1 * there, payload, wire))
+        return nodes
 
     def _orthogonalized(self) -> list[Node]:
         """Muon's matrices come whole to ranks that own them, and go back as shards: two exchanges of fp32 for each

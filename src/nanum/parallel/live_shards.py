@@ -11,6 +11,11 @@ sizes in elements, of `conventions.Buckets`):
 - gradients go through one bucket of `reduce` elements that is there for the whole run: full ones are put in the order
   of the ranks, in a copy, and reduce-scattered beside backward, in each micro-batch. Shares stay in one buffer;
 - each rank updates its shares in fp32, `update` elements at a time.
+- with `offload_param` shares are in the host's memory, and copied to the device before each gather, on its stream; a
+  rank alone copies them too. With `offload_optimizer` so are masters, states, and gradients in half precision and in
+  fp32: a reduced share is copied to the host and back, for what is done with it, in each micro-batch, and in the last
+  once more in fp32, beside backward; the host updates, and the weights come up in half precision.
+
 Where shards are of a group (MiCS, runtime/zero/mics.py), shares of the gradients are added among the groups in the last
 micro-batch. In hpZ (`zero_hpz_partition_size`; ZeRO++, arXiv 2306.10209, section 4.2) they are of all data ranks, and
 what was gathered from all of them in the step's first forward pass leaves a second share, of a group, when it goes
@@ -30,10 +35,23 @@ from nanum.dtypes import ITEMSIZE
 from nanum.layout import Structure
 from nanum.parallel.buckets import carried, counted, per_stage
 from nanum.parallel.chain import Chain, Each, copy
+from nanum.parallel.on_host import cpu_adam, updates_on_host
 from nanum.parallel.partitioned import closed_before
 from nanum.parallel.places import EMBEDDING, HEAD, Direction, Part, Place
 from nanum.parallel.units import Unit
-from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Wait
+from nanum.program import (
+    DATA_STREAM,
+    FROM_HOST,
+    HOST_STREAM,
+    TO_HOST,
+    Collective,
+    Compute,
+    Held,
+    Node,
+    OnHost,
+    Wait,
+    host_copy,
+)
 from nanum.sharding import ZERO_AXES
 
 
@@ -59,19 +77,37 @@ class LiveShards:
     def resident(self) -> list[Node]:
         shares, grad = self._total("stored_elements"), ITEMSIZE[self.conventions.numerics.grad_dtype]
         persisting = self._size * sum(self._persisting(part) * count for part, count in self.chain.counted())
-        return [
-            Held("params", shares * self._size, "shares of the parameters"),
+        params, states, grads = shares * self._size, self._states_bytes, shares * grad
+        nodes: list[Node] = [
             Held("params", persisting, "tensors that are not split"),
-            Held("optimizer_states", self._states_bytes, "masters and optimizer states"),
-            Held("grads", shares * grad, "shares of the gradients"),
             Held("buffers", self.conventions.buckets.reduce * grad, "bucket of gradients"),
         ]
+        if self._params_on_host:
+            nodes.append(OnHost(params, "shares of the parameters"))
+        else:
+            nodes.append(Held("params", params, "shares of the parameters"))
+        if self._updates_on_host:
+            on_host = states + grads + shares * ITEMSIZE["fp32"]
+            return [*nodes, OnHost(on_host, "masters, optimizer states, and gradients in both precisions")]
+        return [
+            *nodes,
+            Held("optimizer_states", states, "masters and optimizer states"),
+            Held("grads", grads, "shares of the gradients"),
+        ]
+
+    @property
+    def _params_on_host(self) -> bool:
+        return "params" in self.structure.offload
+
+    @property
+    def _updates_on_host(self) -> bool:
+        return updates_on_host(self.structure)
 
     # --- gathering --------------------------------------------------------------------------------------------------
     @property
     def _several(self) -> Any:
-        """1 where there is another rank to gather from; without, a share is the whole."""
-        return (self._template.group_size > 1) * 1
+        """1 where there is another rank to gather from, or the host; without, a share is the whole."""
+        return 1 if self._params_on_host else (self._template.group_size > 1) * 1
 
     @property
     def _template(self) -> Collective:
@@ -123,13 +159,20 @@ class LiveShards:
         """Of that share of it, with room for what is received."""
         some, of = share
         payload = self._gathered_bytes(part) * presence * some // of
+        ranks, dtype = source.group_size, self.conventions.numerics.param_dtype
+        there = (ranks > 1) * 1
         tensors = len(self.units[part].sizes)  # one of which is never gathered in parts
-        calls = least(-(-payload // (self._size * self.conventions.buckets.prefetch)), tensors)
-        wire = wire_bytes("all_gather", payload, source.group_size)
-        started = replace(source, calls=calls, payload_bytes=payload, wire_bytes=wire)
+        calls = least(-(-payload // (self._size * self.conventions.buckets.prefetch)), tensors) * there
+        wire = wire_bytes("all_gather", payload, ranks)
+        started = replace(source, calls=calls, payload_bytes=payload * there, wire_bytes=wire)
         if self.conventions.reduces_beside:
             started = started.started(direction, DATA_STREAM, "gather")
-        return [Held("buffers", payload, "received shares"), replace(started, phase=direction)]
+        nodes: list[Node] = [Held("buffers", payload, "received shares")]
+        if self._params_on_host:
+            mine = payload // ranks
+            copies = self.units[part].tensors * (mine > 0)
+            nodes.append(host_copy(FROM_HOST, direction, "params", dtype, copies, mine, DATA_STREAM, "gather"))
+        return [*nodes, replace(started, phase=direction)]
 
     def _copied_out(self, part: Part, direction: Direction, share: tuple[Any, Any]) -> list[Node]:
         some, of = share
@@ -195,13 +238,16 @@ class LiveShards:
                 copy("copy_in", "backward", u.grads_bytes, n.grad_dtype),
                 Held("grads", -u.grads_bytes),
                 *(carried(self._reduced(c)) for c in reductions(u)),
+                *(self._down(u, last=last) if self._updates_on_host else ()),
                 *(self._second_shares(part, self._live(place)) if first else []),
                 Held("params", -self._gathered_bytes(part)),
             ]
             return enter, leave
 
+        back = bucket // self._template.group_size if self._updates_on_host else 0
+
         begin = [
-            Held("buffers", bucket, "a bucket in the order of the ranks"),
+            Held("buffers", bucket + back, "a bucket in the order of the ranks"),
             *self._ahead(self.chain.begins("backward"), "backward", source),
         ]
         room = self.conventions.buckets.reduce
@@ -210,7 +256,21 @@ class LiveShards:
             *self.chain.backward(begin, around),
             *(counted(self._reduced(c), buckets) for c in reductions(self.units.layers[0])),
             Wait(DATA_STREAM, "reduce"),
-            Held("buffers", -bucket),
+            *([Wait(HOST_STREAM, "grads")] if self._updates_on_host else []),
+            Held("buffers", -bucket - back),
+        ]
+
+    def _down(self, u: Unit, *, last: bool) -> list[Node]:
+        """Shares of a unit's reduced gradients to the host: what was there comes up and is added to, or what went down
+        comes back.
+        """
+        half, wide = self.conventions.numerics.grad_dtype, "fp32"
+        moves = [(TO_HOST, half), (FROM_HOST, half), *([(TO_HOST, wide)] if last else [])]
+        return [
+            host_copy(
+                kind, "backward", "grads", dtype, u.tensors, u.stored_elements * ITEMSIZE[dtype], HOST_STREAM, "grads"
+            )
+            for kind, dtype in moves
         ]
 
     def _reduced(self, c: Collective) -> Collective:
@@ -222,11 +282,20 @@ class LiveShards:
         n, shares = self.conventions.numerics, self._total("stored_elements")
         wide = least(shares, self.conventions.buckets.update) * ITEMSIZE["fp32"]
         moved = 2 * self._states_bytes + shares * (ITEMSIZE["fp32"] + ITEMSIZE[n.param_dtype])
+        across = host_copy(
+            FROM_HOST if self._updates_on_host else TO_HOST, "optimizer", "params", n.param_dtype,
+            -(-shares // self.conventions.buckets.update), shares * self._size,
+        )  # fmt: skip
+        crosses = self._updates_on_host != self._params_on_host
+        if self._updates_on_host:
+            update = cpu_adam(self.conventions, shares, self._states_bytes)
+            return [update, *([across] if crosses else []), *self._persistent_again()]
         return [
             Held("grads", wide, "fp32 gradients"),
             copy("to_float", "optimizer", shares * ITEMSIZE["fp32"], "fp32"),
             Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
             Held("grads", -wide),
+            *([across] if crosses else []),
             *self._persistent_again(),
             Held("params", -self._second_bytes),
         ]
@@ -245,6 +314,7 @@ class LiveShards:
     def _persistent_again(self) -> list[Node]:
         """One gather of all tensors that stay whole."""
         size = self._size * sum(self._persisting(part) * count for part, count in self.chain.counted())
+        size = size * (self._template.group_size > 1)
         wire, calls = wire_bytes("all_gather", size, self._template.group_size), (size > 0) * 1
         return [replace(self._template, phase="optimizer", calls=calls, payload_bytes=size, wire_bytes=wire)]
 

@@ -8,6 +8,11 @@ Conventions of DeepSpeed 0.19.6 (runtime/zero/stage_1_and_2.py, runtime/fp16/fus
 - ZeRO-2 does so in each backward, ZeRO-1 in the last; before it, and without ZeRO, gradients are kept whole. Without
   ZeRO they are reduced after the last backward, and so they are in a pipeline;
 - a rank's share of the gradients is made fp32 for the update, and the updated parameters are gathered at once.
+- with `offload_optimizer` masters, states, their gradients in fp32 and a half-precision copy of the masters are in the
+  host's memory. A rank's share of the reduced gradients goes there, made fp32 on the device, in the last backward; in
+  the others, and before that one, in half precision, to be added on the device to what came before. All copies are on
+  the stream of the compute (a TODO of stage_1_and_2.py says why). The host updates, and the weights come up in half
+  precision.
 What flattening a full bucket takes until it is reduced is not counted.
 """
 
@@ -25,9 +30,23 @@ from nanum.layout import Structure
 from nanum.parallel.buckets import Kinds, Sizes, carried, counted, per_stage
 from nanum.parallel.chain import Chain, Each, copy
 from nanum.parallel.flat_buffers import Buffer, sums_at_the_end
+from nanum.parallel.on_host import cpu_adam, updates_on_host
 from nanum.parallel.places import Place
 from nanum.parallel.units import orthogonalized
-from nanum.program import DATA_STREAM, Collective, Compute, Held, Node, Repeat, Wait
+from nanum.program import (
+    DATA_STREAM,
+    FROM_HOST,
+    TO_HOST,
+    Collective,
+    Compute,
+    Held,
+    Node,
+    OnHost,
+    Phase,
+    Repeat,
+    Wait,
+    host_copy,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +74,48 @@ class Partitioned:
         shared = matrices * self._share // most(self._total("elements"), 1)
         return states.of_vectors(self._share, shared)
 
+    @property
+    def _offloads(self) -> bool:
+        """Does the host update?"""
+        return updates_on_host(self.structure)
+
+    @property
+    def _tensors(self) -> Any:
+        """How many a rank updates: its even share of them."""
+        count = sum(times * len(self.buffers[part].sizes) for part, times in self.chain.counted())
+        gather = self.buffers.layers[0].gather
+        return -(-count // (gather.group_size if gather else 1))
+
+    @property
+    def _largest(self) -> Any:
+        """Elements of one tensor."""
+        found: Any = 0
+        for part, times in self.chain.counted():
+            for size in self.buffers[part].sizes:
+                found = most(found, size * (times >= 1))
+        return found
+
     def resident(self) -> list[Node]:
+        if self._offloads:
+            return [*self._weights(), *self._on_host()]
+        return [*self._weights(), Held("optimizer_states", self._states_bytes, "masters and optimizer states")]
+
+    def _on_host(self) -> list[Node]:
+        n = self.conventions.numerics
+        room = self._largest * self._grad  # there twice, on either side
+        half = self._share * ITEMSIZE[n.param_dtype]
+        return [
+            OnHost(self._states_bytes, "masters and optimizer states"),
+            OnHost(self._share * ITEMSIZE["fp32"], "fp32 gradients"),
+            OnHost(half + room, "half-precision weights, and room for a gradient"),
+            Held("buffers", room, "room for a gradient"),
+        ]
+
+    def _weights(self) -> list[Node]:
         params = self._total("elements") * ITEMSIZE[self.conventions.numerics.param_dtype]
         return [
             Held("params", params, "parameters"),
             Held("params", self._total("frozen_bytes"), "frozen parameters"),
-            Held("optimizer_states", self._states_bytes, "masters and optimizer states"),
         ]
 
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
@@ -96,7 +151,30 @@ class Partitioned:
             nodes += self._reduced(counted(c, self._bucket_count()))
         if self.conventions.buckets.overlaps:
             nodes.append(Wait(DATA_STREAM, "reduce"))
+        if self._offloads:
+            return [*nodes, *self._down(first=first, last=last), *self._room_released(adds=False)]
         return [*nodes, *self._room_released(adds=zero == 2 and not first)]
+
+    def _down(self, *, first: bool, last: bool) -> list[Node]:
+        """A rank's share of the gradients to the host."""
+        half, wide = self._share * self._grad, self._share * ITEMSIZE["fp32"]
+        nodes: list[Node] = []
+        if not first:
+            nodes.append(self._copied(FROM_HOST, "grads", half))
+            nodes.append(copy("accumulate", "backward", half, self.conventions.numerics.grad_dtype))
+        if not (first and last):
+            nodes.append(self._copied(TO_HOST, "grads", half))
+            if first or self.structure.zero == 1:  # made once, and kept
+                nodes.append(OnHost(half, "gradients that are added up"))
+        if last:
+            one = least(self._largest, self._share) * ITEMSIZE["fp32"]
+            nodes += [Held("grads", one, "an fp32 gradient"), copy("to_float", "backward", wide, "fp32")]
+            nodes += [self._copied(TO_HOST, "grads", wide, "fp32"), Held("grads", -one)]
+        return nodes
+
+    def _copied(self, kind: str, what: str, size: Any, dtype: str = "", phase: Phase = "backward") -> Collective:
+        """The compute waits for it."""
+        return host_copy(kind, phase, what, dtype or self.conventions.numerics.grad_dtype, self._tensors, size)
 
     def _room(self) -> list[Node]:
         """Buckets, and room for what a rank keeps of the reduced gradients."""
@@ -115,7 +193,7 @@ class Partitioned:
 
     @property
     def _kept_bytes(self) -> Any:
-        return self._share * self._grad if self.structure.zero else 0
+        return self._share * self._grad if self.structure.zero and not self._offloads else 0
 
     @property
     def _bucket_bytes(self) -> Any:
@@ -140,6 +218,17 @@ class Partitioned:
     def optimizer(self) -> list[Node]:
         """The update of a rank's share; Muon's matrices are taken to be shared evenly."""
         n, zero, share = self.conventions.numerics, self.structure.zero, self._share
+        if self._offloads:
+            pending = self._total("tp_grads_elements")
+            return [
+                *sums_at_the_end(self.conventions, self.structure, [self.chain], pending),
+                cpu_adam(self.conventions, share, self._states_bytes),
+                replace(
+                    self._copied(FROM_HOST, "params", share * ITEMSIZE[n.param_dtype], n.param_dtype, "optimizer"),
+                    calls=1,
+                ),
+                *self._gathered(),
+            ]
         whole = self._total("transient_grads_bytes")
         held = self._kept_bytes if zero else whole
         wide = ITEMSIZE["fp32"] * share * (n.grad_dtype != "fp32")
@@ -170,7 +259,7 @@ class Partitioned:
         return ("F",)
 
     def same_backward(self, *, gathers: bool, first: bool, last: bool) -> tuple[Any, ...]:
-        return "B", first, self.structure.zero == 2 or last
+        return "B", first, self.structure.zero == 2 or last, last and self._offloads
 
 
 @lru_cache(maxsize=4096)

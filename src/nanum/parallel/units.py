@@ -67,6 +67,14 @@ class Unit:
     matrices: Matrices  # rows and columns of those between activations, as computed with
     alone: Any = 0  # 1 where no other rank has a part of them: nothing is gathered
     groups: tuple[Unit, ...] = ()  # of weights on one mesh each, where they lie on several
+    fp8_tensors: Any = 0  # those that are gathered in fp8
+
+    @property
+    def sent_bytes(self) -> Any:
+        """Of its shard, in the dtype that is gathered."""
+        if self.groups:
+            return sum(group.sent_bytes for group in self.groups)
+        return self.gather_bytes // self.gathers[0].group_size if self.gathers else self.gather_bytes
 
     @property
     def in_turn(self) -> tuple[Unit, ...]:
@@ -93,7 +101,7 @@ class Unit:
             scale(self.shard_bytes), tuple(map(scale, self.sizes)), self.divided, tuple(map(scale, self.states)),
             tuple(map(scale, self.counters)),
             tuple((take(k), take(rows), take(columns)) for k, rows, columns in self.matrices),
-            take(self.alone), tuple(group.times(presence, take) for group in self.groups),
+            take(self.alone), tuple(group.times(presence, take) for group in self.groups), scale(self.fp8_tensors),
         )  # fmt: skip
 
     def __add__(self, other: Unit) -> Unit:
@@ -131,6 +139,7 @@ class Unit:
             (*self.counters, *other.counters),
             (*self.matrices, *other.matrices),
             groups=(*self.in_turn, *other.in_turn) if several else (),
+            fp8_tensors=self.fp8_tensors + other.fp8_tensors,
         )
 
 
@@ -261,6 +270,7 @@ def _group(
         weights_bytes * (1 - alone),
         grads_bytes, last, reduce_bytes, shard_bytes, tuple(own.elements(w.dims, w.split) for w in weights),
         tuple(bool(w.stays) for w in weights), states, counters, hidden_matrices(own, weights), alone,
+        fp8_tensors=sum(w.dtype == "fp8" for w in weights),
     )  # fmt: skip
 
 

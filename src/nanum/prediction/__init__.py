@@ -58,6 +58,7 @@ class StageMemory:
     pooled_bytes: int  # the most of each stream's pool, which share nothing: at least what is held at any moment
     groups: Groups
     mesh: Mapping[str, int]
+    host_bytes: int = 0  # the most that is held for this device of its host's memory
 
     @property
     def reserved_bytes(self) -> int:
@@ -184,9 +185,12 @@ class Prediction:
         at = self.layout
         groups = frozenset(group for step in self.steps for group in groups_of(step.counted))
         return tuple(
-            StageMemory(i, moment(step.program), pooled_bytes(step), groups, at.mesh)
+            StageMemory(i, moment(step.program), pooled_bytes(step), groups, at.mesh, self._host_bytes(step))
             for i, step in enumerate(self.steps)
         )
+
+    def _host_bytes(self, step: Step | RankStep) -> int:
+        return int(np.max(peak(step.program, host=True).peak)) if self.layout.structure.offload else 0
 
     @cached_property
     def worst(self) -> StageMemory:

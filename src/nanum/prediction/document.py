@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 UNMODELLED = (
     "other rank orders, kernels, micro-batches and schedules than a plan tries (flash attention, powers of two up to "
     "16, 1F1B and GPipe)",
-    "offload; weights gathered or kept in fp8, optimizers that keep states in it, and fp4",
+    "optimizers that keep states in fp8, and fp4",
     "experts that some tokens prefer to others",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
@@ -50,6 +50,7 @@ OF_QUANTIZED = (
     "quantized weights were not run: their bytes are QLoRA's by its paper, and what dequantizes them is one kernel for "
     "each product; paged optimizers",
 )
+OF_OFFLOAD = ("whether the host's memory is enough, and what else its processors do; pinning, and offload to NVMe",)
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 
 
@@ -72,6 +73,7 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
                 {
                     "stage": m.stage, "moment": m.moment.name, "allocated_peak_bytes": m.moment.bytes,
                     "by_category": {c: m.moment.by_category.get(c, 0) for c in CATEGORIES},
+                    "host_bytes": m.host_bytes,
                 }
                 for m in p.memory
             ],
@@ -92,7 +94,17 @@ def unmodelled(layout: Layout, job: Job) -> list[str]:
     of_nodes = OF_NODES if layout.structure.dispatcher == "flex" else ()
     adapters = OF_ADAPTERS if job.trained.lora_rank else ()
     quantized = OF_QUANTIZED if job.trained.quantize != "none" else ()
-    return [*UNMODELLED, *of_context, *of_ring, *of_nodes, *(OF_HALVES if splits else ()), *adapters, *quantized]
+    offload = OF_OFFLOAD if layout.structure.offload else ()
+    return [
+        *UNMODELLED,
+        *of_context,
+        *of_ring,
+        *of_nodes,
+        *(OF_HALVES if splits else ()),
+        *adapters,
+        *quantized,
+        *offload,
+    ]
 
 
 def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) -> dict[str, Any]:
@@ -177,6 +189,9 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
         "recompute_layers": s.recompute_layers,
         "recompute_every": s.recompute_every,
         "recompute_chunk": s.recompute_chunk,
+        "fp8_gather": s.fp8_gather,
+        "offload": "+".join(s.offload) or "none",
+        "offload_fraction": s.offload_fraction,
         "loss": s.loss,
         "loss_chunks": s.loss_chunks if s.loss == "chunked" else 1,
         "attention": s.attention,

@@ -126,6 +126,12 @@ def flags_of(document: Document) -> str:
         words.append(f"--attention {at['attention']}")
     if at.get("loss", "full") != "full":
         words.append(f"--loss {at['loss']}" + (f" --loss-chunks {at['loss_chunks']}" if at["loss_chunks"] > 1 else ""))
+    if at.get("fp8_gather"):
+        words.append("--fp8-gather")
+    if at.get("offload", "none") != "none":
+        words.append(f"--offload {at['offload']}")
+        if at["offload_fraction"] != 1:
+            words.append(f"--offload-fraction {at['offload_fraction']}")
     if at["compile"]:
         words.append("--compile")
     words.append(f"--engine {document['engine']['name']}")
@@ -178,6 +184,11 @@ def layout_words(layout: Document) -> str:
         others.append(f"micro-batch {flat['micro_batch_size']}")
     if (loss := flat.get("loss", "full")) != "full":
         others.append(f"loss in {flat['loss_chunks']} chunks" if loss == "chunked" else f"{loss} loss")
+    if flat.get("fp8_gather"):
+        others.append("weights gathered in fp8")
+    if (offload := flat.get("offload", "none")) != "none":
+        part = f"{percent(flat['offload_fraction'])} of the " if flat["offload_fraction"] != 1 else ""
+        others.append(f"{part}{offload.replace('+', ' and ')} offloaded")
     if flat.get("compile"):
         others.append("compiled")
     return " · ".join(sizes + others)
@@ -294,6 +305,8 @@ def _memory(memory: Document, console: Console) -> None:
         f"reserved by PyTorch, {gib(worst['context_bytes'])} for contexts and communicators: "
         f"{gib(worst['device_bytes'])}{between} of the device's {gib(memory['capacity_bytes'])} GiB",
     )
+    if host := max(stage.get("host_bytes", 0) for stage in memory["stages"]):
+        say(console, f"in the host's memory, for one GPU: {gib(host)} GiB at the most")
 
 
 def _communication(rows: Sequence[Document], console: Console) -> None:
@@ -319,8 +332,8 @@ def _communication(rows: Sequence[Document], console: Console) -> None:
 
 def _communication_row(row: Document) -> Row:
     return (
-        f"{row['kind']} of {row['what']}, {row['dtype']}, {row['phase']}\n"
-        f"  {row['axis']}, {row['group_size']} ranks, {row['link']}",
+        f"{row['kind']} of {row['what']}, {row['dtype']}, {row['phase']}\n  "
+        + (f"{row['axis']}, {row['group_size']} ranks, {row['link']}" if row["axis"] else row["link"]),
         whole(row["calls"]),
         gigabytes(row["payload_bytes"]),
         gigabytes(row["wire_bytes"]),

@@ -28,6 +28,7 @@ from nanum.rules.dispatch import OF_DISPATCH
 from nanum.rules.experts import CAPACITY, OF_EXPERTS
 from nanum.rules.loss import OF_LOSS
 from nanum.rules.mtp import OF_MTP
+from nanum.rules.offload import OF_OFFLOAD
 from nanum.rules.placement import OF_PLACEMENT
 from nanum.rules.recompute import OF_RECOMPUTE
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
@@ -328,6 +329,18 @@ IMBALANCE = Rule(
     ),
 )
 
+FP8_GATHER = Rule(
+    "weights are gathered in fp8 where they are trained, and computed with so",
+    lambda model, job, cluster, layout: (
+        layout.structure.fp8_gather and (job.precision != "fp8" or not job.trained.layers)
+    ),
+    lambda model, job, cluster, layout: (
+        f"--fp8-gather is of the linear layers of --precision fp8, which is {job.precision}"
+        if job.precision != "fp8"
+        else f"--fp8-gather of layers that are frozen (--train {job.trained.weights}) is not modelled"
+    ),
+)
+
 OF_JOB = (
     *(rule for name, rule in SIZE_RULES.items() if name not in LAYOUT_SIZES),
     *(_choice_rule(name) for name in ("precision", "optimizer")),
@@ -361,6 +374,8 @@ OF_LAYOUT = (
     *OF_RECOMPUTE,
     *OF_LOSS,
     *OF_PLACEMENT,
+    *OF_OFFLOAD,
+    FP8_GATHER,
     VIRTUAL_STAGES,
     NO_PIPELINE,
 )

@@ -1,0 +1,40 @@
+"""What the user's words say of the host's memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+from nanum.layout import Offload
+
+if TYPE_CHECKING:
+    from nanum.cli.words import Reader
+
+
+def offloaded(reader: Reader) -> dict[str, Any]:
+    """What is kept in the host's memory, by names with a plus or a comma between, in one order whatever is said."""
+    word = reader.word("offload") or "none"
+    names = {name.strip() for name in word.replace("+", ",").split(",")}
+    known, part = get_args(Offload), _fraction(reader)
+    if names == {"none"}:
+        return {"offload_fraction": part}
+    if not names <= set(known):
+        shown = word if len(word) <= 24 else f"{word[:20]}…"
+        reader.reasons.append(
+            f"--offload {shown or repr(word)}: must be none, or of {', '.join(known)}, with a plus between"
+        )
+        return {}
+    return {"offload": tuple(name for name in known if name in names), "offload_fraction": part}
+
+
+def _fraction(reader: Reader) -> float:
+    word = reader.word("offload_fraction")
+    if word is None:
+        return 1.0
+    try:
+        part = float(word)
+    except ValueError:
+        part = 0.0
+    if not 0 < part <= 1:
+        reader.reasons.append(f"--offload-fraction {word[:24] or repr(word)}: must be a number above 0 and at most 1")
+        return 1.0
+    return part
