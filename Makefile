@@ -9,7 +9,7 @@ WHAT ?= llama-3.1-70b 8x8xh100-sxm
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help plan lesson lint test test-all bench wheel clean
+.PHONY: help plan lesson lint test test-all bench calibrate wheel clean
 
 help: ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -34,6 +34,9 @@ test-all: lint ## and what takes longer
 
 bench: $(DEV) ## how fast the readers are, a plan from a cold start, and predicted beside measured steps (minutes)
 	@$(BIN)/python -m bench
+
+calibrate: $(DEV) ## fit the coefficients of step times on the published runs again (minutes); writes data/measured/fitted.toml
+	@$(BIN)/python -m bench calibrate
 
 wheel: $(LIGHT) ## build dist/nanum-*.whl
 	@$(PIP) wheel -q --no-deps -w dist .

@@ -319,7 +319,7 @@ def test_stages_sum_to_the_whole(case: Case, tied: bool) -> None:
     total = 0
     for stage in range(pp):
         # one data rank: nothing is stored split
-        alone = replace(layout, dp_replicate=1, dp_shard=1)
+        alone = replace(layout, dp_replicate=1, dp_shard=1, structure=replace(layout.structure, offload=()))
         held = held_after(build(model, case.job, alone, case.engine, stage).resident)["params"]
         conventions = case.engine.conventions(model, case.job, layout.structure)
         elements = held // ITEMSIZE[conventions.numerics.param_dtype]

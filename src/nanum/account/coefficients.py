@@ -46,6 +46,34 @@ class Fitted:
 
 
 @dataclass(frozen=True)
+class Range:
+    """Least and most of a step over what is predicted: the 10th and the 90th percentile of published runs that had no
+    part in the fit, each source alike.
+    """
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Of dense models, of such with experts, and of what no published run is like."""
+
+    dense: Range
+    moe: Range
+    unlike: Range
+    engines: tuple[str, ...]  # that enough of those runs had, by name
+    chips: tuple[str, ...]  # and chips
+    source: str
+
+    def of(self, engine: str, chip: str, *, experts: bool) -> Range:
+        """That of a step with this engine on this chip, with or without experts."""
+        if engine not in self.engines or chip not in self.chips:
+            return self.unlike
+        return self.moe if experts else self.dense
+
+
+@dataclass(frozen=True)
 class Coefficients:
     """The numbers of both files."""
 
@@ -55,6 +83,7 @@ class Coefficients:
     launch_seconds: Stated
     families: tuple[Family, ...]
     fitted: Fitted
+    ranges: Ranges
 
     @property
     def alone(self) -> Coefficients:
@@ -75,9 +104,13 @@ def _table(name: str) -> dict[str, Any]:
 
 
 @cache
-def coefficients() -> Coefficients:
-    """Those that the package ships."""
+def coefficients(without: str = "") -> Coefficients:
+    """Those that the package ships; or, for a published run, those fitted `without` its source's runs."""
     table, fitted = _table("cost"), _table("fitted")
+    left_out, ranges = fitted.pop("without").get(without, {}), fitted.pop("range")
+    for name, entry in fitted.items():
+        entry["value"] = left_out.get(name, entry["value"])
+    of = left_out.get("range", ranges)
     families = tuple(
         Family(
             name=entry["name"],
@@ -99,4 +132,10 @@ def coefficients() -> Coefficients:
         launch_seconds=Stated(**table["launch"]["seconds"]),
         families=families,
         fitted=Fitted(**{name: Stated(**entry) for name, entry in fitted.items()}),
+        ranges=Ranges(
+            **{name: Range(*of[name]) for name in ("dense", "moe", "unlike")},
+            engines=tuple(ranges["engines"]),
+            chips=tuple(ranges["chips"]),
+            source=ranges["source"],
+        ),
     )

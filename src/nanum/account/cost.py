@@ -340,7 +340,7 @@ class Cost:
             "memory": [
                 ("memory bandwidth over its peak", fitted.memory, "ratio"),
                 ("shortest kernel", known.launch_seconds, "seconds"),
-                ("host's launch of an operation", fitted.host_seconds, "seconds"),
+                ("launch of an operation", fitted.host_seconds, "seconds"),
             ],
         }
         used = self._stood_in if self.cluster.measured.kernels else of

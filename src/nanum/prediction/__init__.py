@@ -5,7 +5,7 @@ and time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from nanum import engines
 from nanum.account import device
+from nanum.account.coefficients import Coefficients, Range, coefficients
 from nanum.account.cost import Cost
 from nanum.account.memory import Moment, moment, peak
 from nanum.account.rank_time import RankTimes, rank_times
@@ -25,18 +26,12 @@ from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
 from nanum.layout import Layout
-from nanum.model import Model
+from nanum.model import Experts, Model
 from nanum.once import Once
 from nanum.parallel.chunks import RankStep
 from nanum.parallel.pipeline import Step
 from nanum.prediction.reference import Reference, parameters, reference
 from nanum.rules import GENERAL, broken
-
-RANGE = (0.8, 1.4)
-RANGE_SOURCE = (
-    "wide enough for models of this kind without a fit; not yet drawn from this one's errors on published runs"
-)
-
 
 _ALONE: Once[StageTime] = Once(at_most=256)
 """Of the same model, job, cluster and engine, as the answers of a plan are: the time of a layout of one GPU.
@@ -164,6 +159,7 @@ class Prediction:
     cluster: Cluster
     layout: Layout
     engine: Engine
+    coefficients: Coefficients = field(default_factory=coefficients)
 
     # --- the Program --------------------------------------------------------------------------------------------------
     @cached_property
@@ -177,7 +173,7 @@ class Prediction:
 
     @cached_property
     def cost(self) -> Cost:
-        return Cost(self.cluster, self.layout)
+        return Cost(self.cluster, self.layout, self.coefficients)
 
     # --- memory -------------------------------------------------------------------------------------------------------
     @cached_property
@@ -229,14 +225,20 @@ class Prediction:
         """The exact step and its parts."""
         return self._timed.cut
 
+    @property
+    def range(self) -> Range:
+        """Least and most of the step, over it."""
+        experts = any(isinstance(kind.mlp, Experts) for kind in self.model.kinds)
+        return self.coefficients.ranges.of(self.engine.name, self.cluster.chip.name, experts=experts)
+
     @cached_property
     def time(self) -> Time:
         c = self.parts
         step_seconds = float(c.step[0])
         return Time(
             step_seconds,
-            RANGE[0] * step_seconds,
-            RANGE[1] * step_seconds,
+            self.range.low * step_seconds,
+            self.range.high * step_seconds,
             float(c.compute[0]),
             float(c.exposed_communication[0]),
             float(c.bubble[0]),
@@ -262,12 +264,12 @@ class Prediction:
         structure = replace(at, tensor="none", pipelined=False, cp_kind="none", recompute_layers=again)
         layout = Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure)
         layout = _one_of(layout)
-        made_of = self.model, self.job, self.cluster, self.engine, layout
+        made_of = self.model, self.job, self.cluster, self.engine, self.coefficients, layout
         return _ALONE(made_of, lambda: self._time_alone(layout))
 
     def _time_alone(self, layout: Layout) -> StageTime:
         alone = replace(self.cluster, nodes=1, gpus_per_node=1)
-        return stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout))
+        return stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout, self.coefficients))
 
     # --- exchanges ----------------------------------------------------------------------------------------------------
     @cached_property
@@ -347,11 +349,11 @@ class Prediction:
     def assumptions(self) -> list[dict[str, Any]]:
         self._timed  # noqa: B018 - the cost lists what it has been asked for
         capacity = self.cluster.chip.memory_bytes
-        low, high = RANGE
+        ranges, spread = self.coefficients.ranges, self.range
         stated = [
             ("device memory", capacity.value, "bytes", capacity.tag, capacity.source),
-            ("least of the step's range, over the step", low, "ratio", "assumed", RANGE_SOURCE),
-            ("most of the step's range, over the step", high, "ratio", "assumed", RANGE_SOURCE),
+            ("least of the step's range, over the step", spread.low, "ratio", "derived", ranges.source),
+            ("most of the step's range, over the step", spread.high, "ratio", "derived", ranges.source),
             ("counts of parameters, exchanges and memory", None, "", "derived", "read off the Program"),
         ]
         keys = ("what", "value", "unit", "tag", "source")

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nanum.account import device
-from nanum.prediction import RANGE, Prediction, StageMemory
+from nanum.account.coefficients import coefficients
+from nanum.prediction import Prediction, StageMemory
 from nanum.validate.causes import differing_repeats, likely_cause
 from nanum.validate.questions import Kind, Question, question_of, unasked
 from nanum.validate.ranking import groups
-from nanum.validate.rows import Row, read
+from nanum.validate.rows import Row, read, tells_launches
 from nanum.validate.sources import source_of
 from nanum.validate.summary import QUANTITIES, Compared, mean_of_sources, summary
 from nanum.validate.workers import in_order
@@ -74,6 +75,8 @@ class Answering:
         asked = question_of(row)
         if not isinstance(asked, Question):
             return Answer(why=tuple(asked))
+        if tells_launches(row):
+            return Answer(why=("one of the runs that tell what a launch costs, which each fit has seen",))
         left_out = tuple({"id": row.id, "quantity": q, "why": why} for q, why in unasked(row).items())
         return Answer(tuple(compare(asked, self._prediction(asked))), left_out)
 
@@ -82,7 +85,9 @@ class Answering:
             self._source, self._made = asked.row.source, {}
         key = asked.model, asked.job, asked.layout, id(asked.cluster), id(asked.engine)
         if key not in self._made:
-            self._made[key] = Prediction(asked.model, asked.job, asked.cluster, asked.layout, asked.engine)
+            self._made[key] = Prediction(
+                asked.model, asked.job, asked.cluster, asked.layout, asked.engine, coefficients(asked.row.source)
+            )
         return self._made[key]
 
 
@@ -91,7 +96,7 @@ def compare(asked: Question, p: Prediction) -> Iterable[Compared]:
     row = asked.row
     if asked.step_seconds is not None:
         seconds = float(p.parts.step[0])
-        low, high = (share * seconds for share in RANGE)
+        low, high = p.range.low * seconds, p.range.high * seconds
         time = Compared(row.id, row.source, "step_seconds", asked.step_seconds, seconds, low, high)
         time = replace(time, alike=alike(asked), layout=layout(asked))
         yield replace(time, likely_cause=likely_cause(time, asked, p))

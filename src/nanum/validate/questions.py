@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from nanum.job import Job, Precision
 from nanum.layout import Layout, Recompute, Schedule, Structure
 from nanum.model import Model
 from nanum.prediction import consistent, reasons
+from nanum.rules.dispatch import sharing_a_node
 from nanum.units import GB, GIB
 from nanum.validate.models import model_of
 from nanum.validate.rows import Row
@@ -68,6 +69,9 @@ def question_of(row: Row) -> Question | list[str]:
     precision = _precision(row, source, why)
     cluster = _cluster(row, source, why)
     layout = _layout(row, source, why)
+    if layout and cluster and source.dispatcher == "flex" and layout.ep > 1:
+        structure = replace(layout.structure, dispatcher="flex", own_experts=True)
+        layout = replace(layout, structure=structure, ep_intra=int(sharing_a_node(layout, cluster.gpus_per_node)))
     engine = _engine(source, why)
     batch, sequence = row["global_batch"], row["model.seq"]
     if batch is None:

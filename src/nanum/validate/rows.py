@@ -7,6 +7,7 @@ does not say. Others are not read.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,17 @@ class Row:
         if name in ("mbridge", "simumax"):
             return f"{name}/{'dense' if (self['family'] or 'dense') == 'dense' else 'moe'}"
         return name
+
+
+LAUNCHES = re.compile(r"vtrain-single-.*-(\d+)")
+
+
+def tells_launches(row: Row) -> bool:
+    """Is a run one of those that tell what a launch costs, as a user's own few steps would: every twentieth of the one
+    source whose steps are bound by launches? They have a part in each fit, and none in a score.
+    """
+    number = LAUNCHES.fullmatch(row.id)
+    return number is not None and int(number[1]) % 20 == 0
 
 
 def read(file: Path | None = None) -> list[Row]:

@@ -13,7 +13,7 @@ from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
 from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TORCHTITAN_2024
 from nanum.job import Precision
-from nanum.layout import Recompute
+from nanum.layout import Dispatcher, Recompute
 from nanum.validate.rows import Row
 
 Family = Literal["gpt", "gpt without dropout", "bloom", "llama"]
@@ -36,6 +36,7 @@ class Source:
     micro_batch: int | None = None  # where a row names none
     reshard: bool | None = None  # None is the engine's own
     sequence_parallel: bool = False  # where a row does not say
+    dispatcher: Dispatcher = "alltoall"
 
     def loaded(self) -> Engine:
         """Raises Refused where the engine is not modelled."""
@@ -103,7 +104,9 @@ SOURCES: dict[str, Source] = {
     "vtrain/single": _VTRAIN,
     "vtrain/multi": replace(_VTRAIN, network="100 Gb/s"),  # 800 Gb/s a node
     "mbridge/dense": _BRIDGE,
-    "mbridge/moe": _BRIDGE,
+    "mbridge/moe": replace(
+        _BRIDGE, dispatcher="flex", assumed=(*_BRIDGE.assumed, "tokens go to experts once a node, as in most recipes")
+    ),
     "simumax/dense": _SIMUMAX,
     "simumax/moe": _SIMUMAX,
     "titan": _TITAN,

@@ -1,0 +1,214 @@
+"""`make calibrate`: fit the few coefficients of `data/measured/fitted.toml` on the published runs that are shipped.
+
+Each source has the same weight: half the median and half the mean of the absolute logarithmic errors. A fit walks
+down a model that is linear in the logarithms of the coefficients around the last one; the slopes are differences of
+predictions, worked out for all coefficients at once. Then each source is left out in turn, and what it is predicted
+to take is by the coefficients that never saw it: of these are the errors that `nanum validate` prints, and the
+ranges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields, replace
+from fnmatch import fnmatch
+from functools import cache
+from os import cpu_count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+
+from nanum.account.coefficients import Coefficients, Fitted, coefficients
+from nanum.account.rank_time import rank_times
+from nanum.account.step_time import cut, stage_time
+from nanum.model import Experts
+from nanum.once import Once
+from nanum.parallel.chunks import RankStep
+from nanum.prediction import Prediction
+from nanum.validate import read
+from nanum.validate.causes import odd_rows
+from nanum.validate.questions import Question, question_of
+from nanum.validate.rows import Row, tells_launches
+
+FILE = Path(__file__).resolve().parents[1] / "src/nanum/data/measured/fitted.toml"
+NAMES = tuple(f.name for f in fields(Fitted))
+LAUNCHES = "launches"
+"""Of the rows that tell what a launch costs: in each fit, and in no score."""
+AT_MOST = 120
+"""Runs of a source that a fit sees, evenly among them."""
+ROUNDS = 2
+APART = 1.05  # how far a coefficient is moved to see what it does
+PENALTY = 0.02  # on the square of a coefficient's logarithm, so that what nothing tells stays where it is
+ENOUGH = 15  # runs of an engine or on a chip, for others to be like them
+
+
+def calibrate() -> Iterator[str]:
+    """Fit, write the file, and say what came out."""
+    rows = list(_rows())
+    sources = np.array([LAUNCHES if tells_launches(row) else row.source for row in rows])
+    names = list(dict.fromkeys(sources.tolist()))
+    measured = np.array([question(row.id).step_seconds for row in rows])
+    start = np.array([getattr(coefficients().fitted, name).value for name in NAMES])
+    for number in range(ROUNDS):
+        around = np.vstack(
+            [start, *(np.where(np.arange(len(NAMES)) == i, APART, 1) * start for i in range(len(NAMES)))]
+        )
+        seconds = _steps(rows, around)
+        error = np.log(seconds[:, 0] / measured)
+        slopes = np.log(seconds[:, 1:] / seconds[:, :1]) / np.log(APART)
+        yield f"round {number + 1}: {np.mean(_by_source(np.exp(error) - 1, sources, names)):.1%} before"
+        start = start * np.exp(_fit(error, slopes, sources, names))
+    left = {name: [n for n in names if n != name] for name in names if name != LAUNCHES}
+    without = {name: start * np.exp(_fit(error, slopes, sources, use)) for name, use in left.items()}
+    found = np.log(_steps(rows, np.vstack([start, *without.values()])) / measured[:, None])
+    column = {name: i + 1 for i, name in enumerate(without)}
+    out = np.array([found[i, column.get(source, 0)] for i, source in enumerate(sources)])
+    moe = np.array([any(isinstance(k.mlp, Experts) for k in question(row.id).model.kinds) for row in rows])
+    scored = sources != LAUNCHES
+    ranges = {name: _ranges(out, sources, moe, [n for n in left if n != name]) for name in ("", *left)}
+    FILE.write_text(_text(start, without, ranges, [row for row, one in zip(rows, scored, strict=True) if one]), "utf-8")
+    for name in left:
+        of = np.exp(out[sources == name]) - 1
+        yield f"{name:15} {len(of):4} runs: {np.abs(of).mean():6.1%} left out, bias {of.mean():+6.1%}"
+    yield f"mean of {len(left)} sources: {np.mean(_by_source(np.exp(out) - 1, sources, list(left))):.1%}"
+
+
+def _rows() -> Iterator[Row]:
+    """Runs whose step was measured, and whose rows are not known to be odd; evenly at most so many of a source."""
+    of: dict[str, list[Row]] = {}
+    for row in read():
+        asked = question_of(row)
+        odd = any(fnmatch(row.id, i) for each in odd_rows() if each.quantity == "step_seconds" for i in each.ids)
+        if isinstance(asked, Question) and asked.step_seconds is not None and not odd:
+            of.setdefault(LAUNCHES if tells_launches(row) else row.source, []).append(row)
+    for rows in of.values():
+        step = max(1, -(-len(rows) // AT_MOST))
+        yield from rows[::step]
+
+
+@cache
+def _shipped() -> Mapping[str, Row]:
+    return {row.id: row for row in read()}
+
+
+@cache
+def question(row_id: str) -> Question:
+    asked = question_of(_shipped()[row_id])
+    assert isinstance(asked, Question)
+    return asked
+
+
+def _steps(rows: list[Row], tried: np.ndarray) -> np.ndarray:
+    """[rows, sets] predicted seconds by each of `tried` [sets, coefficients]."""
+    jobs = cpu_count() or 1
+    parts = [[row.id for row in rows[i::jobs]] for i in range(jobs)]
+    seconds = np.empty((len(rows), len(tried)))
+    with ProcessPoolExecutor(jobs) as pool:
+        for i, found in enumerate(pool.map(_of_some, parts, [tried] * jobs)):
+            seconds[i::jobs] = found
+    return seconds
+
+
+def _of_some(ids: list[str], tried: np.ndarray) -> np.ndarray:
+    shipped = coefficients()
+    fitted = {n: replace(getattr(shipped.fitted, n), value=tried[:, i]) for i, n in enumerate(NAMES)}
+    known = replace(shipped, fitted=Fitted(**fitted))
+    return np.array([np.broadcast_to(_step(question(i), known, len(tried)), len(tried)) for i in ids])
+
+
+def _step(asked: Question, known: Coefficients, n: int) -> np.ndarray:
+    """The exact step by n sets of coefficients at once."""
+    p = Prediction(asked.model, asked.job, asked.cluster, asked.layout, asked.engine, known)
+    structure, m = p.layout.structure, p.num_microbatches
+    several = [step for step in p.steps if isinstance(step, RankStep)]
+    if several:
+        return rank_times(structure.schedule, m, structure.virtual_stages, several, p.cost).cut.step
+    bodies: Once[Any] = Once()
+    alike: dict[Any, Any] = {}
+    times = []
+    for step in p.steps:
+        same = alike.setdefault(step.holds, step)  # type: ignore[union-attr]
+        times.append(stage_time(replace(step, actions=same.actions, optimizer=same.optimizer), p.cost, bodies))
+    return cut(structure.schedule, m, times, n).step
+
+
+def _by_source(errors: np.ndarray, sources: np.ndarray, names: Iterable[str]) -> list[float]:
+    """The mean absolute error of each source."""
+    return [float(np.abs(errors[sources == name]).mean()) for name in names]
+
+
+def _fit(error: np.ndarray, slopes: np.ndarray, sources: np.ndarray, names: list[str]) -> np.ndarray:
+    """The logarithms that coefficients are to be multiplied by, on the runs of these sources."""
+    of = [sources == name for name in names]
+
+    def loss(x: np.ndarray) -> float:
+        off = np.abs(error + slopes @ x)
+        each = [(np.median(off[rows]) + off[rows].mean()) / 2 for rows in of]
+        return float(np.mean(each) + PENALTY * (x @ x))
+
+    begun = [np.full(len(NAMES), at) for at in (0.0, 0.05, -0.05)]
+    fits = [minimize(loss, at, method="Powell", options={"xtol": 1e-4, "ftol": 1e-6}) for at in begun]
+    best: np.ndarray = min(fits, key=lambda fit: float(fit.fun)).x
+    return best
+
+
+def _ranges(out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[str]) -> dict[str, list[float]]:
+    """Measured over predicted: the 10th and 90th percentile, each source alike; of what is unlike, the farthest that
+    either is in one source.
+    """
+    ratio = np.exp(-out)
+
+    def of(which: np.ndarray) -> list[float]:
+        here = [ratio[which & (sources == name)] for name in names if np.any(which & (sources == name))]
+        values, weights = np.concatenate(here), np.concatenate([np.full(len(r), 1 / len(r)) for r in here])
+        order = np.argsort(values)
+        share = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+        return [float(np.interp(q, share, values[order])) for q in (0.1, 0.9)]
+
+    each = [np.quantile(ratio[sources == name], (0.1, 0.9)) for name in names if (sources == name).sum() >= ENOUGH]
+    unlike = [float(min(low for low, _ in each)), float(max(high for _, high in each))]
+    return {"dense": of(~moe), "moe": of(moe) if np.any(moe & np.isin(sources, names)) else unlike, "unlike": unlike}
+
+
+def _text(start: np.ndarray, without: Mapping[str, np.ndarray], ranges: Mapping[str, Any], rows: list[Row]) -> str:
+    """The file."""
+    sources = len(without)
+    lines = [
+        f"# Fitted by `make calibrate` on {len(rows)} published runs of {sources} sources, each source alike.",
+        "# [without.X] are those that never saw the runs of X, which X is validated with.",
+        "# [range]: the 10th and 90th percentile of measured over predicted, of runs that had no part in the fit.",
+    ]
+    for i, name in enumerate(NAMES):
+        low, high = (f([c[i] for c in without.values()]) for f in (min, max))
+        source = (
+            f"fitted on {len(rows)} published steps of {sources} sources; {low:.4g} to {high:.4g} with one left out"
+        )
+        lines += [f"\n[{name}]", f"value = {start[i]:.5g}", 'tag = "derived"', f'source = "{source}"']
+    engines, chips = (
+        _usual(question(row.id).engine.name for row in rows),
+        _usual(question(row.id).cluster.chip.name for row in rows),
+    )
+    lines += ["\n[range]", *_pairs(ranges[""]), f"engines = {_listed(engines)}", f"chips = {_listed(chips)}"]
+    lines.append(f'source = "of {len(rows)} published steps by coefficients that never saw their source"')
+    for name, values in without.items():
+        lines.append(f'\n[without."{name}"]')
+        lines += [f"{n} = {v:.5g}" for n, v in zip(NAMES, values, strict=True)]
+        lines.append(f"range = {{ {', '.join(_pairs(ranges[name]))} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(ranges: Mapping[str, list[float]]) -> list[str]:
+    return [f"{name} = [{low:.3f}, {high:.3f}]" for name, (low, high) in ranges.items()]
+
+
+def _usual(words: Iterable[str]) -> list[str]:
+    found = list(words)
+    return sorted(word for word in set(found) if found.count(word) >= ENOUGH)
+
+
+def _listed(words: list[str]) -> str:
+    return re.sub("'", '"', str(words))
