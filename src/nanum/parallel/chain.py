@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, Literal, TypeVar
 
@@ -76,6 +76,27 @@ class Stage:
         return Sequence(self.groups, self.embeds, self.heads)
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What is done at each layer of a kind, whatever the engine: before it runs forward, and when it has; before it
+    runs backward, and when it has; and at the end, when the engine has done its part (or where gradients are added).
+    """
+
+    forward: tuple[Node, ...] = ()
+    made: tuple[Node, ...] = ()
+    backward: tuple[Node, ...] = ()
+    left: tuple[Node, ...] = ()
+    end: tuple[Node, ...] = ()
+    end_adding: tuple[Node, ...] = ()
+
+    def plus(self, **more: tuple[Node, ...]) -> Beside:
+        """With more of each that is named, after what is there."""
+        return replace(self, **{name: (*getattr(self, name), *nodes) for name, nodes in more.items()})
+
+
+NOTHING_BESIDE = Beside()
+
+
 @dataclass(frozen=True, eq=False)
 class Chain:
     stage: Stage
@@ -84,12 +105,14 @@ class Chain:
     tp: Any  # ranks of the axis
     pp: Any
     input_bytes: Any  # token ids of one micro-batch
+    target_bytes: Any = None  # what its loss is given; None where it is the same tensor
     frame_bytes: Any = 0  # what the model's frame holds from its embedding to the end of its forward pass
     tables_bytes: Any = 0  # of tables of positions that a stage has for the whole run
     tables_dtype: str = "fp32"
     tied_grad_bytes: Any = 0  # of the gradient that a head leaves for a table that it shares with the embedding
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
     table_trained: bool = True
+    beside: Mapping[int, Beside] = field(default_factory=dict)  # by the kind of layer
     _next: dict[tuple[Any, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
     _held: Once[tuple[Held, Held]] = field(default_factory=Once)  # by the size that is held
 
@@ -126,9 +149,12 @@ class Chain:
                 core = body.halves.input
             elif adding:
                 core = body.adding
-        before = self._while_held(handed, enter)
-        after = self._while_held(output, leave)
-        return [*before, Repeat(1, core, self.stage.at), *after]
+        beside = self.beside.get(place.part, NOTHING_BESIDE) if isinstance(place.part, int) else NOTHING_BESIDE
+        before, after = self._while_held(handed, enter), self._while_held(output, leave)
+        if direction == "forward":
+            return [*beside.forward, *before, Repeat(1, core, self.stage.at), *beside.made, *after]
+        end = beside.end_adding if adding else beside.end
+        return [*before, *beside.backward, Repeat(1, core, self.stage.at), *beside.left, *after, *end]
 
     def _while_held(self, size: Any, nodes: list[Node]) -> list[Node]:
         if not nodes:
