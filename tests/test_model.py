@@ -161,7 +161,7 @@ def test_every_reason_at_once():
     [
         ({"model_type": "lama"}, "model_type 'lama' is not modelled (did you mean llama? known: gpt2, gptj, "),
         ({"model_type": "rwkv"}, "model_type 'rwkv' is not modelled (known: gpt2, gptj, "),
-        ({"model_type": "t5"}, "model_type 't5' is not modelled yet: it has an encoder"),
+        ({"model_type": "albert"}, "model_type 'albert' is not modelled yet: it has an encoder"),
         ({"model_type": "mamba"}, "model_type 'mamba' is not modelled yet: it has a state space"),
         ({"model_type": ["llama"]}, 'model_type ["llama"] is not modelled'),
         ({"model_type": None}, "model_type is missing"),

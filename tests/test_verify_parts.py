@@ -12,13 +12,20 @@ from nanum import files
 from nanum.errors import Refused
 from nanum.job import Job
 from nanum.layout import Layout
-from nanum.model import Attention, load
+from nanum.model import Attention, Layer, Model, load
 from nanum.model.presets import presets
 from nanum.model.scale import scaled
 from nanum.verify.case import not_run
 from nanum.verify.gloo import received_bytes
 
 MODELS = [preset.name for preset in presets()]
+
+
+def told(model: Model) -> tuple[Layer, ...]:
+    """The layers that a model states; of an encoder with a decoder, whose lengths change, those at the borders."""
+    if model.encoder_layers:
+        return model.leading[0], model.leading[model.encoder_layers], model.ordinary
+    return *model.leading, *model.alternates, model.ordinary
 
 
 @given(st.sampled_from(MODELS), st.integers(1, 6), st.sampled_from([64, 96, 128, 192, 256, 384]), st.integers(8, 4096))
@@ -30,12 +37,12 @@ def test_a_smaller_model_keeps_its_proportions(name: str, layers: int, hidden: i
         with pytest.raises(Refused, match=f"--hidden {hidden}"):
             scaled(model, layers=layers, hidden=hidden, vocab=vocab)
         return
+    layers += model.encoder_layers > 0
     small = scaled(model, layers=layers, hidden=hidden, vocab=vocab)
     assert (small.num_hidden_layers, small.hidden_size, small.vocab_size) == (layers, hidden, vocab)
     assert (small.norm, small.position, small.placement) == (model.norm, model.position, model.placement)
     assert small.hidden_dropout == 0.0
-    of_large, of_small = ((*m.leading, *m.alternates, m.ordinary) for m in (model, small))
-    for large, kind in zip(of_large, of_small, strict=True):
+    for large, kind in zip(told(model), told(small), strict=True):
         a, b = large.attention, kind.attention
         assert b.dropout == 0.0
         assert b.num_attention_heads // b.num_key_value_heads == a.num_attention_heads // a.num_key_value_heads

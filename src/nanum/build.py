@@ -20,6 +20,8 @@ from nanum.blocks.ends import PositionTables, embedding_body, head_body, head_un
 from nanum.blocks.experts import crowded
 from nanum.blocks.layer import LayerKinds, emit_layers, layer_body, layer_dims
 from nanum.blocks.mtp import BOTH
+from nanum.blocks.pictures import picture_dims, pictures_bytes
+from nanum.blocks.stacks import between_body, table_gradient_bytes, with_encoder_norm
 from nanum.conventions import Conventions
 from nanum.engines.engine import Engine
 from nanum.job import Job
@@ -36,6 +38,7 @@ from nanum.parallel.partitioned import Partitioned
 from nanum.parallel.pipeline import DataParallel, Position, Step, step
 from nanum.parallel.places import Group, divided, every_nth, groups, in_chunks, in_words
 from nanum.parallel.replicated import DataRanks, Replicated
+from nanum.parallel.stacks import Between, beside_layers
 from nanum.parallel.units import Unit, unit
 from nanum.program import Node
 from nanum.schedule import order, rank_of, stage_of, stages_of
@@ -96,6 +99,7 @@ class Parts:
     emitted_layers: tuple[Emitted, ...]
     bodies: Each[Body]
     weights: Weights
+    between: Between | None = None  # an encoder and a decoder
 
     def recomputing(self, recompute: Recompute) -> Parts:
         """The same parts under another recompute mode: only what a layer keeps differs."""
@@ -113,9 +117,14 @@ class Parts:
 
     @property
     def table_grad_bytes(self) -> Any:
-        """The gradient that the head leaves for a table that it shares, which the embedding's is added to."""
+        """The gradient that the head leaves for a table that it shares."""
         head = self.bodies.head
         return sum(self.shapes.head.bytes(g) for w, g in head.weight_grads.items() if w.name in head.shared)
+
+    @property
+    def waiting_bytes(self) -> Any:
+        """The gradient of an untied table that the embedding's is added to: what a decoder's tokens leave."""
+        return table_gradient_bytes(self.between.body, self.shapes.embedding) if self.between else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,6 +243,7 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
     shapes, conventions, table = parts.shapes.embedding, parts.conventions, parts.table
     tied = bool(parts.bodies.head.shared)
     rows = shapes.part("S", ("cp",))  # of a sequence, on one rank
+    given = pictures_bytes(model.patches, shapes, conventions.numerics.compute_dtype) if model.patches else None
     tables = PositionTables.of(model, shapes, conventions, structure)
     chain = Chain(
         where,
@@ -241,12 +251,13 @@ def place_stages(model: Model, job: Job, layout: Layout, engine: Engine, stage: 
         dtype=conventions.numerics.compute_dtype,
         tp=where.take(shapes.mesh["tp"]),
         pp=pp,
-        input_bytes=where.take(8 * shapes.part("B", BATCH_AXES) * rows),
+        input_bytes=where.take(8 * shapes.part("B", BATCH_AXES) * rows) if given is None else where.take(given[0]),
+        target_bytes=where.take(given[1]) if given else None,
         frame_bytes=where.take(rotary_angles_bytes(model, conventions, rows)),
         tables_bytes=where.take(tables.every) + where.take(tables.first) * first,
         tables_dtype=tables.dtype,
         tied_elements=where.take(shapes.elements(table.dims, table.split)) if tied else None,
-        tied_grad_bytes=where.take(parts.table_grad_bytes) if tied else 0,
+        tied_grad_bytes=where.take(parts.table_grad_bytes if tied else parts.waiting_bytes),
         table_trained=job.trained.ends,
     )
     m = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
@@ -291,6 +302,8 @@ def assemble(staged: Staged, parts: Parts, structure: Structure, engine: Engine)
     conventions = parts.conventions
     parks = conventions.parks if "activations" in structure.offload else "none"
     chain = replace(staged.chain, bodies=parts.bodies, parks=parks)
+    if parts.between is not None:
+        chain = replace(chain, beside=beside_layers(parts.bodies, parts.between, chain.stage))
     weights = staged.weights
     data: DataParallel
     if engine.data_parallel == "flat_buffers":
@@ -356,7 +369,12 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
     given = conventions, structure, job.trained
     emitted = tuple(
         emit_layers(
-            model, tuple(layers.kinds[kind] for kind in part), here, *given, given_grad=layers.given_grad(part[0])
+            model,
+            tuple(layers.kinds[kind] for kind in part),
+            here,
+            *given,
+            given_grad=layers.given_grad(part[0]),
+            last=layers.is_last(part[0]),
         )
         for part, here in zip(of_parts, of_kinds, strict=True)
     )
@@ -366,16 +384,23 @@ def emit_parts(model: Model, job: Job, layout: Layout, engine: Engine, at: Mappi
         tuple(layer_body(layer, mode) for mode in modes for layer in emitted),
         head_body(model, of_head, *given),
     )
+    between: Between | None = None
+    if layers.stacks:
+        joint = between_body(model, ends, conventions, structure)
+        table = table_gradient_bytes(joint, ends) if model.tie_word_embeddings else 0
+        between = Between(layers.stacks, joint, table)
+        bodies = replace(bodies, embedding=with_encoder_norm(bodies.embedding, joint))
     shapes = Each(ends, of_kinds * len(modes), of_head)
     weights = Weights(
         shapes, conventions, structure.zero, _replicates(structure, engine), structure.own_experts, bodies
     )
-    return Parts(shapes, conventions, structure, layers, emitted, bodies, weights)
+    return Parts(shapes, conventions, structure, layers, emitted, bodies, weights, between)
 
 
 def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> dict[str, Any]:
     """Global sizes. The vocabulary is padded as the engine pads it."""
     multiple = conventions.vocab_multiple_per_tp * (layout.tp if conventions.vocab_multiple_per_tp > 1 else 1)
+    multiple = 1 if model.patches else multiple  # classes are no vocabulary
     return {
         "B": layout.micro_batch_size * layout.data_ranks,
         "S": job.seq_len,
@@ -387,6 +412,7 @@ def _dims(model: Model, job: Job, layout: Layout, conventions: Conventions) -> d
         "R": job.trained.lora_rank,
         "types": model.token_types,
         "pair": 2,
+        **picture_dims(model.patches, job.seq_len),
     }
 
 
@@ -395,7 +421,7 @@ def _exchanged(chain: Chain, parts: Parts, engine: Engine) -> Each[Unit] | tuple
     if _flattens(parts.structure, engine):
         return tuple(_on_stages(chain, *made) for made in parts.weights.buffers)
     units = _on_stages(chain, *parts.weights.units)
-    if parts.conventions.units == "root" and parts.structure.zero == 3:
+    if parts.conventions.units == "root" and not _replicates(parts.structure, engine):
         return Each(units.embedding + units.head, units.layers, units.head.times(0, lambda q: q))
     return units
 

@@ -111,6 +111,9 @@ def default_seq_len(max_position_embeddings: int) -> int:
     return min(max_position_embeddings, 8192)
 
 
-def default_global_batch_size(seq_len: int) -> int:
-    """4 Mi tokens' worth of sequences, at least one."""
-    return max(1, 4 * 2**20 // max(1, seq_len))
+def default_global_batch_size(seq_len: int, *, fixed: bool = False) -> int:
+    """4 Mi tokens' worth of sequences, at least one. Where the length is `fixed` by the model, as that of a picture is,
+    the next power of two below, which ranks divide.
+    """
+    sequences = max(1, 4 * 2**20 // max(1, seq_len))
+    return 1 << sequences.bit_length() - 1 if fixed else sequences

@@ -28,8 +28,8 @@ none)."""
 ELEMENTWISE: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "sgd", "lion")
 """Optimizers of which a flat buffer may be cut anywhere: an element's states are its own."""
 _COUNTED: tuple[Optimizer, ...] = ("adamw", "adamw-bf16", "adafactor")
-TABLES = frozenset({"V", "P", "types"})
-"""Dims whose rows are looked up: tokens and positions."""
+TABLES = frozenset({"V", "P", "types", "one", "buckets"})
+"""Dims whose rows are looked up: tokens and positions, or one row that is learned, or distances."""
 
 
 def is_hidden_matrix(dims: tuple[str, ...]) -> bool:

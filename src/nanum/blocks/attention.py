@@ -11,6 +11,7 @@ from nanum.operators.context_parallel import context_attention
 from nanum.operators.elementwise import known_by_result, rotary, scaled
 from nanum.operators.matmul import linear
 from nanum.operators.norm import norm
+from nanum.operators.relative import biased_attention
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
 
@@ -23,12 +24,15 @@ def attention_dims(a: Attention | LatentAttention | LinearAttention) -> dict[str
         "A": a.num_attention_heads,
         "key_heads": a.num_key_value_heads,
         "head": a.head_dim,
+        "buckets": getattr(a, "relative_buckets", 0),
     }
 
 
-def self_attention(t: Tape, h: Tensor, a: Attention, splits: Streams, *, turns: bool) -> Tensor:
+def self_attention(
+    t: Tape, h: Tensor, a: Attention, splits: Streams, *, turns: bool, bias: Tensor | None = None
+) -> Tensor:
     """`W_o attention(W_q h, W_k h, W_v h)` for h [B, S, D], in the residual stream's split; `turns` where positions are
-    rotary.
+    rotary, `bias` is of scores.
     """
 
     def column(name: str, dim: str, *, bias: bool = a.qkv_bias) -> Tensor:
@@ -40,13 +44,33 @@ def self_attention(t: Tape, h: Tensor, a: Attention, splits: Streams, *, turns: 
     if a.qk_norm != "none":
         q, k = _normed(t, q, "q_norm", a), _normed(t, k, "k_norm", a)
     rotated = (rotary(t, q, a.rotary_dim), rotary(t, k, a.rotary_dim)) if turns and a.rotary_dim else (q, k)
-    core = context_attention(t, *rotated, v, a.dropout, Window(a.window, a.chunked, a.causal))
+    if bias is not None:
+        core = biased_attention(t, q, k, v, bias, a.dropout)
+    else:
+        core = context_attention(t, *rotated, v, a.dropout, Window(a.window, a.chunked, a.causal))
     if a.sinks:
         core = _drained(t, core)
     if gate is not None:
         core = scaled(t, core, known_by_result(t, "sigmoid", gate), "gated")
     row = {"Q": t.tp} if t.tp else {}
     out = linear(t, core, "wo", ("D", "Q"), row, ("B", "S", "D"), splits.stream, bias=a.output_bias)
+    t.frame(h, t.move(h, splits.whole), q, k, v, core)
+    return out
+
+
+def cross_attention(t: Tape, memory: Tensor, a: Attention, splits: Streams, h: Tensor) -> Tensor:
+    """`W_o attention(W_q h, W_k m, W_v m)` for h [B, S, D] and what an encoder made, m, of as many rows."""
+
+    def column(x: Tensor, name: str, dim: str) -> Tensor:
+        split = {dim: t.tp} if t.tp else {}
+        return linear(
+            t, x, name, (dim, "D"), split, ("B", "S", dim), {**splits.whole, **split}, bias=a.qkv_bias
+        )  # fmt: skip
+
+    q, k, v = column(h, "cross_wq", "Q"), column(memory, "cross_wk", "K"), column(memory, "cross_wv", "K")
+    core = context_attention(t, q, k, v, a.dropout, Window(causal=False))
+    row = {"Q": t.tp} if t.tp else {}
+    out = linear(t, core, "cross_wo", ("D", "Q"), row, ("B", "S", "D"), splits.stream, bias=a.output_bias)
     t.frame(h, t.move(h, splits.whole), q, k, v, core)
     return out
 

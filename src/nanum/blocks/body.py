@@ -41,6 +41,10 @@ class Body:
     keeps_input: bool = False  # is its input among what forward saves for backward?
     emitted: Emitted | None = None  # the operations that it was laid out from
     shared: tuple[str, ...] = ()  # weights whose gradients wait for another part's
+    lends_bytes: Any = 0  # of what it makes for later parts beside its output
+    back_in_bytes: Any = 0  # of the gradients of what parts share, as later ones leave them
+    back_out_bytes: Any = 0  # and as this one does, of what it borrowed
+    keeps: frozenset[str] = frozenset()  # what it borrowed, and its backward reads
 
     @cached_property
     def adding(self) -> tuple[Node, ...]:
@@ -128,6 +132,7 @@ class Emitted:
     y: Tensor | None
     dy: Tensor | None
     dx: Tensor | None
+    back_out: tuple[Tensor, ...] = ()  # gradients of what it borrowed
 
     def body(self, kept: Kept = EVERYTHING, shared: tuple[str, ...] = ()) -> Body:
         """Lay out what is held, where `kept` outlives the forward pass. The gradients of weights named in `shared` wait
@@ -138,6 +143,8 @@ class Emitted:
         def given(t: Tensor | None) -> list[Tensor]:
             return [] if t is None else [t]
 
+        lends = [s.tensor for s in tape.shared if not s.borrowed]
+        arrived = [s.arrives for s in tape.shared if s.arrives is not None]
         forward, backward, saved = split_step(
             tape.shapes,
             tape.forward,
@@ -145,21 +152,24 @@ class Emitted:
             kept=kept,
             stops_early=tape.conventions.recompute_stops_early,
             enters=given(self.x),
-            leaves=given(self.y),
-            enters_back=given(self.dy),
-            leaves_back=given(self.dx),
+            leaves=[*given(self.y), *lends],
+            enters_back=[*given(self.dy), *arrived],
+            leaves_back=[*given(self.dx), *self.back_out],
             stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
+            borrowed=[*tape.given, *(s.tensor for s in tape.shared if s.borrowed)],
         )
         kept, seed, handed, output, back, given_back = (
             sum(map(bytes_of, ts)) for ts in (tape.kept, tape.seed, *map(given, (self.x, self.y, self.dx, self.dy)))
         )
+        lent, back_in, back_out = (sum(map(bytes_of, ts)) for ts in (lends, arrived, self.back_out))
         forward, loss = _cut(forward, "post_forward", keep="before")
         loss_backward, backward = _cut(backward, "pre_backward", keep="after")
         grads = dict(tape.weight_grads)
         return Body(
             forward, backward, loss, loss_backward, tuple(tape.weights), grads, handed, output, back, given_back,
             self.y is None or self.dy is not None, self.x is None or self.dx is not None, seed, kept, self.x in saved,
-            self, shared,
+            self, shared, lent, back_in, back_out,
+            frozenset(s.tensor.name for s in tape.shared if s.borrowed and s.tensor in saved),
         )  # fmt: skip
 
     def halves(self) -> Halves:
@@ -192,8 +202,10 @@ def emit(
     if y is not None and tape.requires_grad(y):
         dy = y.like(name="dy")
         tape.add_grad(y, dy)
+    tape.begin_shared()
     tape.run_backward()
-    return Emitted(tape, x, y, dy, tape.grad(x) if x is not None and given_grad else None)
+    dx = tape.grad(x) if x is not None and given_grad else None
+    return Emitted(tape, x, y, dy, dx, tape.end_shared())
 
 
 def _cut(nodes: tuple[Node, ...], mark: str, *, keep: str) -> tuple[tuple[Node, ...], tuple[Node, ...]]:

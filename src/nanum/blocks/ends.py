@@ -7,13 +7,14 @@ from typing import Any
 
 from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
 from nanum.blocks.mtp import further, kept_of_modules
+from nanum.blocks.pictures import classifier_body, picture_body
 from nanum.conventions import EVERYTHING, MTP_MODULE, Conventions
 from nanum.dtypes import ITEMSIZE
 from nanum.job import ALL, Trained
 from nanum.layout import Structure
 from nanum.model import Model
 from nanum.operators.chunked_loss import chunked, fused
-from nanum.operators.elementwise import activated, capped, dropout, residual
+from nanum.operators.elementwise import activated, capped, dropout, residual, times_a_number
 from nanum.operators.loss import cross_entropy
 from nanum.operators.matmul import embedding, linear
 from nanum.operators.norm import norm
@@ -25,6 +26,8 @@ def embedding_body(
     model: Model, shapes: Shapes, conventions: Conventions, structure: Structure, trained: Trained = ALL
 ) -> Body:
     """Token rows (and learned position rows): the residual stream's beginning."""
+    if model.patches is not None:
+        return picture_body(model, shapes, conventions, structure, trained)
     tape = new_tape(shapes, conventions, structure, trained, own_trained=trained.ends)
     splits = Streams.of(structure)
 
@@ -86,7 +89,7 @@ class PositionTables:
             dtype = conventions.numerics.compute_dtype
             there = not conventions.rope_in_forward
             return cls(dtype, _tables_bytes(model, shapes.part("S", ("cp",)), dtype) * there, 0)
-        tables = (model.position == "learned") + (model.token_types > 0)
+        tables = (model.position == "learned" and model.patches is None) + (model.token_types > 0)
         return cls("int64", 0, tables * ITEMSIZE["int64"] * shapes.part("S", Streams.of(structure).stream["S"]))
 
 
@@ -106,6 +109,8 @@ def head_body(
     """The last norm, the logits and the loss. Logits stay split over the vocabulary where the engine's loss is
     parallel.
     """
+    if model.patches is not None:
+        return classifier_body(model, shapes, conventions, structure, trained)
     tape = new_tape(shapes, conventions, structure, trained, own_trained=trained.ends)
     splits = Streams.of(structure)
     y = Tensor("y", ("B", "S", "D"), splits.stream, tape.dtype)
@@ -132,6 +137,10 @@ def head_body(
 
     def head() -> None:
         h = norm(tape, y, "norm", model.norm) if model.final_norm else y
+        if model.encoder_layers:
+            h = dropout(tape, h, model.hidden_dropout)
+        if model.scaled_head:
+            h = times_a_number(tape, h, "scale_head")
         if model.head_transform:
             h = linear(tape, h, "head_dense", ("W", "D"), {}, ("B", "S", "W"), splits.stream, bias=True)
             h = norm(tape, activated(tape, "gelu", h), "head_norm", model.norm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nanum.blocks.body import Streams
 from nanum.model import Mlp
-from nanum.operators.elementwise import activated, swiglu
+from nanum.operators.elementwise import activated, dropout, swiglu
 from nanum.operators.matmul import linear
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
@@ -18,6 +18,7 @@ def feed_forward(t: Tape, h: Tensor, mlp: Mlp, splits: Streams) -> Tensor:
         return linear(t, h, name, ("F", "D"), split, ("B", "S", "F"), {**splits.whole, **split}, bias=mlp.bias)
 
     inner = swiglu(t, column, mlp.activation) if mlp.gated else activated(t, mlp.activation, column("up"))
+    inner = dropout(t, inner, mlp.dropout, "inner_dropout")
     out = linear(t, inner, "down", ("D", "F"), split, ("B", "S", "D"), splits.stream, bias=mlp.bias)
     t.frame(h, t.move(h, splits.whole), inner)
     return out

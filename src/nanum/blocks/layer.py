@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from nanum.blocks.attention import attention_dims, self_attention
+from nanum.blocks.attention import attention_dims, cross_attention, self_attention
 from nanum.blocks.body import Body, Emitted, Streams, emit, new_tape
 from nanum.blocks.experts import expert_dims, mixture
 from nanum.blocks.feed_forward import feed_forward
 from nanum.blocks.latent import latent_attention, latent_dims
 from nanum.blocks.linear_attention import linear_attention, linear_attention_dims
+from nanum.blocks.stacks import Stack, bias_of_stack, memory_of_encoder, stack_kinds
 from nanum.conventions import EVERYTHING, EXPERTS, EXPERTS_NORM, FEED_FORWARD, LATENT_NORM, NOTHING, Conventions
 from nanum.job import ALL, Routing, Trained
 from nanum.layout import Layout, Recompute, Structure
-from nanum.model import Experts, LatentAttention, Layer, LinearAttention, Mlp, Model, Run
+from nanum.model import Attention, Experts, LatentAttention, Layer, LinearAttention, Mlp, Model, Run
 from nanum.operators.elementwise import dropout, residual
 from nanum.operators.norm import norm
 from nanum.operators.tape import Tape
@@ -45,9 +46,13 @@ class LayerKinds:
     kinds: tuple[Layer, ...]
     runs: tuple[Run, ...]  # as the model's
     ungiven: bool = False  # is there such a first layer?
+    stacks: tuple[Stack, ...] = ()  # of an encoder and a decoder
 
     @classmethod
     def of(cls, model: Model, trained: Trained) -> LayerKinds:
+        if model.encoder_layers:
+            kinds, runs, stacks = stack_kinds(model)
+            return cls(kinds, runs, stacks=stacks)
         if trained.ends:
             return cls(model.kinds, model.runs)
         (times, (first, *others)), *rest = model.runs
@@ -74,6 +79,10 @@ class LayerKinds:
         """Does what a layer of this kind is given need a gradient?"""
         return not self.ungiven or kind < len(self.kinds) - 1
 
+    def is_last(self, kind: int) -> bool:
+        """Are its kind's gradients, of what the layers of a stack share, the first?"""
+        return any(kind == stack.last for stack in self.stacks)
+
 
 def emit_layers(
     model: Model,
@@ -84,8 +93,11 @@ def emit_layers(
     trained: Trained = ALL,
     *,
     given_grad: bool = True,
+    last: bool = False,
 ) -> Emitted:
-    """One layer, or several as one part, forward and backward; `given_grad` where its input needs a gradient."""
+    """One layer, or several as one part, forward and backward; `given_grad` where its input needs a gradient, `last` of
+    its stack.
+    """
     tape = new_tape(shapes, conventions, structure, trained, own_trained=trained.layers, adapters=True)
     splits = Streams.of(structure)
     x = Tensor("x", ("B", "S", "D"), splits.stream, tape.dtype)
@@ -93,14 +105,28 @@ def emit_layers(
     def through() -> Tensor:
         y = x
         for kind in kinds:
-            y = decoder_layer(tape, y, model, kind, splits)
+            a, bias = kind.attention, None
+            if isinstance(a, Attention) and a.relative_buckets:
+                bias = bias_of_stack(tape, a, structure, last=last)
+            memory = memory_of_encoder(tape, splits, structure, last=last) if kind.cross else None
+            y = decoder_layer(tape, y, model, kind, splits, bias, memory)
         return y
 
     return emit(tape, through, x=x, given_grad=given_grad)
 
 
-def decoder_layer(t: Tape, x: Tensor, model: Model, kind: Layer, splits: Streams) -> Tensor:
-    """What a layer makes of the residual stream."""
+def decoder_layer(
+    t: Tape,
+    x: Tensor,
+    model: Model,
+    kind: Layer,
+    splits: Streams,
+    bias: Tensor | None = None,
+    memory: Tensor | None = None,
+) -> Tensor:
+    """What a layer makes of the residual stream, with a `bias` of its scores and the `memory` of an encoder, where its
+    kind has them.
+    """
     a, mlp = kind.attention, kind.mlp
 
     def attend(h: Tensor) -> Tensor:
@@ -108,7 +134,7 @@ def decoder_layer(t: Tape, x: Tensor, model: Model, kind: Layer, splits: Streams
             return latent_attention(t, h, a, splits)
         if isinstance(a, LinearAttention):
             return linear_attention(t, h, a, splits)
-        return self_attention(t, h, a, splits, turns=model.position == "rotary")
+        return self_attention(t, h, a, splits, turns=model.position == "rotary", bias=bias)
 
     def feed(h: Tensor) -> Tensor:
         with t.region(FEED_FORWARD if isinstance(mlp, Mlp) else EXPERTS):
@@ -119,6 +145,8 @@ def decoder_layer(t: Tape, x: Tensor, model: Model, kind: Layer, splits: Streams
     latent = LATENT_NORM if isinstance(a, LatentAttention) else ""
     mixed = EXPERTS_NORM if isinstance(mlp, Experts) else ""
     between = _in_turn(t, x, "norm1", model, attend, latent)
+    if kind.cross is not None and memory is not None:
+        between = _in_turn(t, between, "norm_cross", model, partial(cross_attention, t, memory, kind.cross, splits), "")
     y = _in_turn(t, between, "norm2", model, feed, mixed)
     t.frame(x)
     return y

@@ -80,7 +80,7 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
         *_not_run(reader, job, layout),
         *not_run(model, job, layout),
     ]
-    if model.vocab_size < 2:
+    if model.vocab_size < 2 and (model.patches is None or model.vocab_size):
         reader.reasons.append(f"--vocab {model.vocab_size}: with one token there is no loss")
     if reader.reasons:
         raise Refused(reader.reasons)
@@ -111,7 +111,8 @@ def _ranks(reader: Reader) -> int | None:
 
 def _job(reader: Reader, model: Model | None, layout: Layout) -> Job:
     longest = model.max_position_embeddings if model is not None else DEFAULT_SEQ_LEN
-    seq_len = reader.whole("seq_len", min(DEFAULT_SEQ_LEN, longest))
+    fixed = model is not None and model.patches is not None  # a picture is as long as it is
+    seq_len = reader.whole("seq_len", longest if fixed else min(DEFAULT_SEQ_LEN, longest))
     data_ranks = max(1, layout.data_ranks)
     m = max(1, 2 * layout.pp * layout.structure.virtual_stages) if layout.structure.pipelined else 1
     batch = reader.whole("global_batch_size", max(1, layout.micro_batch_size) * data_ranks * m)

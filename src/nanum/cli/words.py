@@ -259,7 +259,8 @@ def _job(reader: Reader, model: Model | None) -> Job:
     seq_len = reader.whole("seq_len", default_seq_len(model.max_position_embeddings) if model is not None else 1)
     if not reader.said("seq_len"):
         reader.defaults.append(f"seq_len {seq_len}")
-    global_batch_size = reader.whole("global_batch_size", default_global_batch_size(seq_len))
+    pictures = model is not None and model.patches is not None
+    global_batch_size = reader.whole("global_batch_size", default_global_batch_size(seq_len, fixed=pictures))
     if not reader.said("global_batch_size"):
         reader.defaults.append(f"global_batch_size {global_batch_size}")
     chosen: dict[str, Any] = {}

@@ -31,7 +31,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         fused=FUSABLE if structure.compile else frozenset(),
         tp_grads_at_once=False,  # unsynced gradients stay Partial over tp until they are reduced
         selective=Kept(),
-        units="root" if model.tie_word_embeddings else "ends",
+        units="root" if model.tie_word_embeddings or model.encoder_layers else "ends",
         root_reshards=False,
         syncs_last=True,
     )

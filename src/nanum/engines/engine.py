@@ -19,6 +19,7 @@ from nanum.rules.loss import loss_rule
 from nanum.rules.mtp import mtp_rule
 from nanum.rules.placement import placement_rules
 from nanum.rules.recompute import SomeLayers, recompute_rules
+from nanum.rules.stacks import pipeline_rule
 from nanum.schedule import stages_of
 from nanum.states import States
 
@@ -78,6 +79,7 @@ class Engine:
             ),
             _untrained_stage_rule(self),
             _negative_stage_rule(self),
+            pipeline_rule(self.name),
         )
 
     def weights(self, structure: Structure) -> tuple[int, int]:

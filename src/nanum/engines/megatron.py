@@ -42,16 +42,18 @@ from nanum.rules.mtp import chunked_mtp_rule, sharded_mtp_rule
 from nanum.rules.offload import activations_rule, no_muon_rule, offload_rule
 from nanum.rules.recompute import has_experts, has_latent_attention, has_shared_experts, module_rule
 from nanum.rules.rule import fails_to_divide
+from nanum.rules.stacks import regathering_rule
 from nanum.rules.trained import frozen_rule, quantized_rule
 from nanum.states import States
 
 STORED_AS_ONE = (
     ("wq", "wq_gate", "wk", "wv"),
+    ("cross_wk", "cross_wv"),
     ("gate", "up"),
     ("shared_gate", "shared_up"),
     ("expert_gate", "expert_up"),
 )
-"""linear_qkv and linear_fc1 (core/transformer/attention.py, mlp.py)."""
+"""linear_qkv, linear_kv and linear_fc1 (core/transformer/attention.py, mlp.py)."""
 
 
 def numerics(job: Job) -> Numerics:
@@ -295,6 +297,7 @@ RULES = (
     eager_rule("megatron", "its kernels are fused by themselves"),
     sharded_mtp_rule("megatron"),
     chunked_mtp_rule("megatron"),
+    regathering_rule("megatron", "Megatron-FSDP would gather it once more for the decoder: use --zero 2"),
     zero_rule("megatron", (0, 1, 2, 3), "0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP"),
     EQUAL_STAGES,
     Rule(

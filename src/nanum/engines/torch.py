@@ -32,6 +32,7 @@ from nanum.states import States
 
 PRODUCTS = (
     *("wq", "wk", "wv", "wo", "wq_gate", "gate", "up", "down"),
+    *("cross_wq", "cross_wk", "cross_wv", "cross_wo"),
     *("wq_down", "wq_up", "wkv_down", "wkv_up", "wqkv", "wgate", "wrates"),
     *("router", "shared_gate", "shared_up", "shared_down", "shared_scale"),
 )

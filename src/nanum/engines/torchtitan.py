@@ -26,7 +26,8 @@ from nanum.rules.trained import quantized_rule
 
 
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
-    layers = ("wq", "wk", "wv", "wo", *(("gate",) if model.mlp.gated else ()), "up", "down")
+    crosses = ("cross_wq", "cross_wk", "cross_wv", "cross_wo") if model.cross else ()
+    layers = ("wq", "wk", "wv", "wo", *crosses, *(("gate",) if model.mlp.gated else ()), "up", "down")
     kept = {*with_adapters(layers, job.trained)[::2], "attention", "reduce_scatter"}
     return Conventions(
         numerics=replace(fsdp_numerics(job), frozen_dtype="fp32"),  # components/lora.py leaves them as they are
@@ -39,7 +40,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         recompute_stops_early=True,
         selective=Kept(frozenset(kept)),
         grads_resident=False,
-        units="root" if model.tie_word_embeddings else "ends",
+        units="root" if model.tie_word_embeddings or model.encoder_layers else "ends",
         root_reshards=False,
         fp8="remade" if job.precision == "fp8" else "none",  # torchao, float8_linear.py; weights are gathered in bf16
         prefetches_units=True,  # parallelize.py: set_modules_to_backward_prefetch, of layers of experts

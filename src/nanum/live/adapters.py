@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nanum.job import Trained
-from nanum.live.decoder import Decoder
+from nanum.live.stage import Stage
 
 SCALE = 2.0
 """Of what an adapter adds: PEFT's lora_alpha / r."""
@@ -32,7 +32,7 @@ class AdaptedLinear(nn.Linear):
         return base + self.lora_b(self.lora_a(x)) * SCALE
 
 
-def train(model: Decoder, trained: Trained) -> None:
+def train(model: Stage, trained: Trained) -> None:
     """Give the layers their adapters, and freeze what is not trained."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.layers if name.startswith("layers.") else trained.ends)

@@ -29,16 +29,18 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from nanum.layout import Structure
 from nanum.live.context import Kind, context_attention
 from nanum.live.counting import Ledger
-from nanum.live.decoder import Decoder
 from nanum.live.experts import Mixture
+from nanum.live.pictures import PictureEncoder
 from nanum.live.question import Question
+from nanum.live.stacks import EncoderDecoder
+from nanum.live.stage import Stage
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ZERO_AXES = ("dp_shard", "cp")
 NORMS_OF_HEADS = ("q_norm", "k_norm")
 
 
-def parallelize(model: Decoder, asked: Question, mesh: DeviceMesh | None, ledger: Ledger) -> nn.Module:
+def parallelize(model: Stage, asked: Question, mesh: DeviceMesh | None, ledger: Ledger) -> nn.Module:
     """From the inside out: split weights and sequences, attention over the context, recompute, then data parallel."""
     layout, structure = asked.layout, asked.layout.structure
     model = model.to(stored_dtype(asked))
@@ -69,28 +71,39 @@ def stored_dtype(asked: Question) -> torch.dtype:
     return torch.float32 if asked.layout.structure.zero == 3 else DTYPES[asked.job.precision]
 
 
-def tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence: bool) -> None:
+def tensor_parallel(model: Stage, mesh: DeviceMesh, *, sequence: bool) -> None:
     """Columns, then rows, of attention and feed-forward; norms between them over split sequences, or whole."""
     stream = Shard(1) if sequence else Replicate()
-    ends: dict[str, ParallelStyle] = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
-        "head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
-    }
+    ends: dict[str, ParallelStyle] = (
+        {}
+        if isinstance(model, PictureEncoder)
+        else {
+            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
+            "head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
+        }
+    )
     columns = ("attention.wq", "attention.wk", "attention.wv", "attention.wq_gate", "mlp.gate", "mlp.up")
     inside: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
     inside |= {name: RowwiseParallel(output_layouts=stream) for name in ("attention.wo", "mlp.down")}
     whole = Replicate()
+    if isinstance(model, EncoderDecoder):
+        inside |= {f"cross.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")}
+        inside["cross.wo"] = RowwiseParallel(output_layouts=stream)
+        inside["cross"] = PrepareModuleInput(input_layouts=(stream, stream), desired_input_layouts=(whole, whole))
+        inside["attention.relative"] = ColwiseParallel()
     inside["attention"] = PrepareModuleInput(input_layouts=(stream, None), desired_input_layouts=(whole, None))
     inside["mlp"] = PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(whole,))
     if sequence:
         ends["norm"] = SequenceParallel()
         ends["positions"] = SequenceParallel(use_local_output=True)
         ends["embedding_norm"] = SequenceParallel(use_local_output=True)
-        inside |= {name: SequenceParallel() for name in ("norm1", "norm2")}
+        inside |= {name: SequenceParallel() for name in ("norm1", "norm_cross", "norm2")}
+        if isinstance(model, EncoderDecoder):
+            ends["encoder_norm"] = SequenceParallel(use_local_output=True)
         inside |= {name: SequenceParallel(use_local_output=True) for name in ("norm1_after", "norm2_after")}
     # Heads are split, and share the weights of their norm: [B, S, heads, head_dim].
     inside |= {f"attention.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in NORMS_OF_HEADS}
-    parallelize_module(model, mesh, {name: how for name, how in ends.items() if getattr(model, name) is not None})
+    parallelize_module(model, mesh, {name: how for name, how in ends.items() if getattr(model, name, None) is not None})
     for layer in model.layers.values():
         parallelize_module(layer, mesh, {name: how for name, how in inside.items() if _has(layer, name)})
     model.tie()  # parallelize_module gives each its own
@@ -100,12 +113,12 @@ def _has(module: nn.Module, name: str) -> bool:
     return name in dict(module.named_modules())
 
 
-def context_parallel(model: Decoder, mesh: DeviceMesh, kind: Kind) -> None:
+def context_parallel(model: Stage, mesh: DeviceMesh, kind: Kind) -> None:
     for layer in model.layers.values():
         layer.attention.core = context_attention(kind, mesh.get_group())
 
 
-def expert_parallel(model: Decoder, asked: Question, mesh: DeviceMesh) -> None:
+def expert_parallel(model: Stage, asked: Question, mesh: DeviceMesh) -> None:
     """Each rank has some of the experts, and is sent the tokens of others for them."""
     for layer in model.layers.values():
         if mixture := mixture_of(layer):
@@ -115,7 +128,7 @@ def expert_parallel(model: Decoder, asked: Question, mesh: DeviceMesh) -> None:
                 setattr(mixture.experts, name, nn.Parameter(split))
 
 
-def checkpoint_layers(model: Decoder, ledger: Ledger, structure: Structure) -> None:
+def checkpoint_layers(model: Stage, ledger: Ledger, structure: Structure) -> None:
     """Each layer is run again in backward, or some of them, or several at once. Selective keeps matmuls, attention and
     reductions, and runs the rest.
     """
@@ -139,7 +152,7 @@ def checkpoint_layers(model: Decoder, ledger: Ledger, structure: Structure) -> N
         first, second = create_selective_checkpoint_contexts(policy)
         return first, Again(ledger, second)
 
-    if structure.in_chunks:
+    if structure.in_chunks and not isinstance(model, EncoderDecoder):
         layers, size = list(model.layers.values()), structure.recompute_chunk
         how = {"use_reentrant": False, "context_fn": contexts, "preserve_rng_state": False}
         chunks = [partial(checkpoint, Chunk(layers[i : i + size]), **how) for i in range(0, len(layers), size)]
@@ -178,7 +191,7 @@ class Again:
         return self.stack.__exit__(*error)
 
 
-def shard_fully(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:
+def shard_fully(model: Stage, asked: Question, mesh: DeviceMesh) -> nn.Module:
     """FSDP2: a unit for each layer, and a root of the rest, which is resharded like them."""
     compute = DTYPES[asked.job.precision]
     mixed = compute is not torch.float32
@@ -242,7 +255,7 @@ def data_mesh(asked: Question, mesh: DeviceMesh) -> DeviceMesh:
     return mesh[(*outer, "_".join(shard))]
 
 
-def replicate(model: Decoder, asked: Question, mesh: DeviceMesh) -> nn.Module:
+def replicate(model: Stage, asked: Question, mesh: DeviceMesh) -> nn.Module:
     """DDP, whose reducer fills buckets as gradients become ready."""
     if asked.layout.tp > 1:  # DDP refuses DTensors as they are
         from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from nanum.live.adapters import train
-from nanum.live.decoder import Decoder, named_parameters, seed_weights
+from nanum.live.decoder import named_parameters, seed_weights
 from nanum.live.parallelize import DTYPES, stored_dtype
 from nanum.live.question import Question
+from nanum.live.stage import Stage, new_stage
 from nanum.live.training import batch, cross_entropy, new_optimizer
 
 
@@ -28,7 +29,8 @@ def reference(asked: Question, tell: Callable[[str], None]) -> Reference:
     kept, computes = kept.to(stored_dtype(asked)), computes.to(DTYPES[asked.job.precision])
     named = dict(named_parameters(kept))
     optimizer = new_optimizer(asked, [p for p in named.values() if p.requires_grad], None)
-    ids = batch(asked).split(asked.layout.micro_batch_size)
+    size = asked.layout.micro_batch_size
+    inputs, targets = (whole.split(size) for whole in batch(asked))
     losses: list[float] = []
     gradients: dict[str, torch.Tensor] = {}
     for step in range(asked.steps):
@@ -36,9 +38,9 @@ def reference(asked: Question, tell: Callable[[str], None]) -> Reference:
         with torch.no_grad():
             for name, parameter in named_parameters(computes):
                 parameter.copy_(named[name])
-        for i, x in enumerate(ids):
+        for i, (x, target) in enumerate(zip(inputs, targets, strict=True)):
             tell(f"one process alone, to compare with: step {step}, micro-batch {i}")
-            loss = cross_entropy(computes(x), x) / len(ids)
+            loss = cross_entropy(computes(x), target) / len(inputs)
             loss.backward()
             total += float(loss.detach())
             for name, parameter in named_parameters(computes):
@@ -53,9 +55,9 @@ def reference(asked: Question, tell: Callable[[str], None]) -> Reference:
     return Reference(losses, gradients)
 
 
-def _model(asked: Question) -> Decoder:
+def _model(asked: Question) -> Stage:
     layers, places = range(asked.model.num_hidden_layers), torch.arange(asked.job.seq_len)
-    model = Decoder(asked.model, layers, embeds=True, heads=True, positions=places)
+    model = new_stage(asked.model, layers, embeds=True, heads=True, positions=places)
     train(model, asked.job.trained)
     seed_weights(model, asked.seed)
     return model

@@ -18,9 +18,10 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_s
 
 from nanum.live.adapters import train
 from nanum.live.counting import Ledger
-from nanum.live.decoder import Decoder, named_parameters, seed_weights
-from nanum.live.parallelize import parallelize
+from nanum.live.decoder import named_parameters, seed_weights
+from nanum.live.parallelize import DTYPES, parallelize
 from nanum.live.question import Question
+from nanum.live.stage import new_stage
 from nanum.schedule import stage_of
 
 SCHEDULES = {
@@ -36,8 +37,8 @@ LEARNING_RATE = 1e-3
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """In fp32, the mean over this rank's tokens."""
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    """In fp32, the mean over this rank's tokens, or pictures."""
+    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
 
 
 def pipelined_loss(asked: Question) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -50,21 +51,29 @@ def loss_share(asked: Question) -> int:
     return int(asked.layout.data_ranks) if asked.layout.structure.own_experts else 1
 
 
-def batch(asked: Question) -> torch.Tensor:
-    """Token ids [global_batch_size, seq_len] of every step, which are their own targets: the same on every rank, by the
-    seed. What is checked is arithmetic, not what is learnt.
+def batch(asked: Question) -> tuple[torch.Tensor, torch.Tensor]:
+    """What every step is given, and its targets: the same on every rank, by the seed. Token ids [global_batch_size,
+    seq_len] are their own targets; of pictures [global_batch_size, patches, numbers] each has a class. What is checked
+    is arithmetic, not what is learnt.
     """
     generator = torch.Generator().manual_seed(asked.seed + 1)
-    size = asked.job.global_batch_size, asked.job.seq_len
-    return torch.randint(0, asked.model.vocab_size, size, generator=generator)
+    m, sequences = asked.model, asked.job.global_batch_size
+    if m.patches is None:
+        ids = torch.randint(0, m.vocab_size, (sequences, asked.job.seq_len), generator=generator)
+        return ids, ids
+    pictures = torch.randn(sequences, m.patches.count, m.patches.numbers, generator=generator)
+    classes = torch.randint(0, m.vocab_size or m.hidden_size, (sequences,), generator=generator)
+    return pictures.to(DTYPES[asked.job.precision]), classes
 
 
 def share(asked: Question, place: dict[str, int], whole: torch.Tensor) -> torch.Tensor:
-    """This rank's sequences, and of each the block that is its own under context parallelism."""
+    """This rank's sequences, and of each, of token ids, the block that is its own under context parallelism."""
     index = place["dp_replicate"] * asked.layout.dp_shard + place["dp_shard"]
     rows = asked.job.global_batch_size // asked.layout.data_ranks
-    columns = asked.job.seq_len // asked.layout.cp
-    mine = whole[index * rows : (index + 1) * rows, place["cp"] * columns : (place["cp"] + 1) * columns]
+    mine = whole[index * rows : (index + 1) * rows]
+    if asked.model.patches is None:
+        columns = asked.job.seq_len // asked.layout.cp
+        mine = mine[:, place["cp"] * columns : (place["cp"] + 1) * columns]
     return mine.clone()  # a view would hold the whole
 
 
@@ -117,7 +126,8 @@ class Trainer:
     ledger: Ledger
     parts: list[tuple[int, nn.Module]]
     optimizer: torch.optim.Optimizer
-    ids: torch.Tensor
+    inputs: torch.Tensor
+    targets: torch.Tensor  # of token ids the same tensor
     named: list[tuple[str, nn.Parameter]]  # as they were before the first step: DDP's hooks replace what is split
     schedule: Any = None
     did: list[str] = field(default_factory=list)
@@ -148,11 +158,11 @@ class Trainer:
         m, size = self.asked.num_microbatches, self.asked.layout.micro_batch_size
         logits = loss = None
         for i in range(m):
-            ids = self.ids[i * size : (i + 1) * size]
+            given, target = (whole[i * size : (i + 1) * size] for whole in (self.inputs, self.targets))
             with self._synchronising(model, i == m - 1):
                 with self.ledger.during("forward"):
-                    logits = model(ids)
-                    loss = cross_entropy(logits, ids)
+                    logits = model(given)
+                    loss = cross_entropy(logits, target)
                 if i == 0:
                     self.after_forward()
                 with self.ledger.during("backward"):
@@ -180,8 +190,8 @@ class Trainer:
         last = self.asked.layout.pp * len(self.parts) - 1
         losses: list[torch.Tensor] = []
         self.did.clear()
-        inputs = (self.ids,) if 0 in indices else ()
-        ends = {"target": self.ids, "losses": losses} if last in indices else {}
+        inputs = (self.inputs,) if 0 in indices else ()
+        ends = {"target": self.targets, "losses": losses} if last in indices else {}
         with self.ledger.during("backward"):  # gradients are reduced between the passes
             self.schedule.step(*inputs, **ends, return_outputs=False)
         return [float(loss) * loss_share(self.asked) for loss in losses]
@@ -194,7 +204,7 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
     stages = layout.pp * len(indices)
     parts = []
     for index in indices:
-        model = Decoder(
+        model = new_stage(
             asked.model,
             asked.layers(index),
             embeds=index == 0,
@@ -205,7 +215,9 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
         seed_weights(model, asked.seed)
         parts.append((index, parallelize(model, asked, mesh, ledger)))
         tell_gathers_ahead(parts[-1][1], ledger)
-    ids = share(asked, place, batch(asked))
+    whole, answers = batch(asked)
+    inputs = share(asked, place, whole if answers is whole or 0 in indices else whole[:0])
+    targets = inputs if answers is whole else share(asked, place, answers)
     did: list[str] = []
     schedule = None
     if structure.pipelined and mesh is not None:
@@ -216,7 +228,7 @@ def trainer(asked: Question, place: dict[str, int], mesh: DeviceMesh | None, led
         schedule = kind(given, asked.num_microbatches, loss_fn=pipelined_loss(asked))
     named = [pair for _, part in parts for pair in named_parameters(part)]
     optimizer = new_optimizer(asked, list({id(p): p for _, p in named if p.requires_grad}.values()), mesh)
-    return Trainer(asked, ledger, parts, optimizer, ids, named, schedule, did)
+    return Trainer(asked, ledger, parts, optimizer, inputs, targets, named, schedule, did)
 
 
 def tell_gathers_ahead(part: nn.Module, ledger: Ledger) -> None:

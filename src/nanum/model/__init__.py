@@ -11,9 +11,11 @@ from itertools import groupby
 from typing import Literal
 
 from nanum.model.layer import ACTIVATIONS, Attention, Experts, LatentAttention, Layer, LinearAttention, Mlp
+from nanum.model.patches import Patches
 
 __all__ = [
-    "ACTIVATIONS", "Attention", "Experts", "LatentAttention", "Layer", "LinearAttention", "Mlp", "Model", "load",
+    "ACTIVATIONS", "Attention", "Experts", "LatentAttention", "Layer", "LinearAttention", "Mlp", "Model", "Patches",
+    "load",
 ]  # fmt: skip
 
 Norm = Literal["layer_norm", "layer_norm_no_bias", "layer_norm_no_weight", "rms_norm"]
@@ -38,7 +40,9 @@ Run = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder, or an encoder that fills in tokens: `num_hidden_layers` layers between an embedding and a head.
+    """A decoder, or an encoder that fills in tokens: `num_hidden_layers` layers between an embedding and a head. An
+    encoder of pictures has `patches` in place of tokens, and classes in place of a vocabulary (0: no classifier). Of an
+    encoder and a decoder the layers of both are told one after the other.
 
     `attention` and `mlp` are those of the ordinary layer, and of every layer where no others are named: `leading` are
     the first layers, and after them `alternates` come before each ordinary one, in turn, until there are enough.
@@ -52,7 +56,7 @@ class Model:
     attention: Attention | LatentAttention | LinearAttention
     mlp: Mlp | Experts
     norm: Norm
-    position: Literal["learned", "rotary", "alibi"]
+    position: Literal["learned", "rotary", "alibi", "relative"]
     tie_word_embeddings: bool
     hidden_dropout: float = 0.0
     source: str = ""
@@ -68,6 +72,12 @@ class Model:
     embedding_size: int | None = None  # where rows of the table are narrower, and projected (OPT-350m)
     unused_positions: int = 0  # rows of the learned table before the first position (OPT)
     drops_embedding: bool = True  # is `hidden_dropout` that of the residual stream's beginning too?
+    patches: Patches | None = None
+    cross: Attention | None = None  # of the ordinary layer
+    encoder_layers: int = (
+        0  # so many first layers are an encoder's: a norm ends them, and the decoder embeds its tokens
+    )
+    scaled_head: bool = False  # the last norm's result is scaled by 1/sqrt(hidden_size) before the head (T5)
     left_out: tuple[str, ...] = ()  # what its config has and no layer here: said beside every answer
     mtp_layers: int = 0  # modules after the last layer that each predict one token further
 
@@ -78,7 +88,7 @@ class Model:
 
     @property
     def ordinary(self) -> Layer:
-        return Layer(self.attention, self.mlp)
+        return Layer(self.attention, self.mlp, self.cross)
 
     @property
     def rotary_dim(self) -> int:

@@ -17,7 +17,7 @@ def from_config(config: Config, name: str, *, where: str = "config.json", source
     """`config`, as read from a user's `config.json`, as a `Model` called `name`.
 
     Raises `Refused` with every reason, each led by `where`: an unknown model type or key; a size that is missing, not a
-    whole number or out of range; sizes that do not fit each other; what is not modelled (an encoder, quantization).
+    whole number or out of range; sizes that do not fit each other; what is not modelled (quantized weights).
     """
     from nanum.model import schema  # which a preset need not wait for
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nanum.model import Attention, Experts, LatentAttention, Layer, LinearAttention, Mlp, Model
+from nanum.model import Attention, Experts, LatentAttention, Layer, LinearAttention, Mlp, Model, Patches
 
 
 def from_document(table: Mapping[str, Any]) -> Model:
     """The model again."""
     others = {name: tuple(map(_layer, table.get(name, ()))) for name in ("leading", "alternates")}
-    return Model(**{**table, **vars(_layer(table)), **others})
+    patches = Patches(**table["patches"]) if table.get("patches") else None
+    return Model(**{**table, **vars(_layer(table)), **others, "patches": patches})
 
 
 def _layer(table: Mapping[str, Any]) -> Layer:
     attention, mlp = table["attention"], table["mlp"]
-    return Layer(_attention(attention), _experts(mlp) or Mlp(**mlp))
+    cross = Attention(**table["cross"]) if table.get("cross") else None
+    return Layer(_attention(attention), _experts(mlp) or Mlp(**mlp), cross)
 
 
 def _attention(table: Mapping[str, Any]) -> Attention | LatentAttention | LinearAttention:

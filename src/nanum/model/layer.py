@@ -48,6 +48,8 @@ class Attention:
     sinks: bool = False  # a learned score for each head, beside those of the keys (gpt-oss)
     causal: bool = True
     gated: bool = False  # the output is scaled by the sigmoid of a second projection of the input (Qwen3-Next)
+    relative_buckets: int = 0  # scores have a learned bias by the bucket of their distance (T5)
+    has_table: bool = False  # of these biases: the first layer of a stack has it, and the others take what it made
 
     @property
     def rotary_dim(self) -> int:
@@ -128,6 +130,7 @@ class Mlp:
     gated: bool
     activation: Activation
     bias: bool = False
+    dropout: float = 0.0  # of the inner activations
 
 
 @dataclass(frozen=True)
@@ -154,10 +157,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class Layer:
-    """One kind of decoder layer."""
+    """One kind of decoder layer; `cross` is attention to what an encoder made, between the two blocks."""
 
     attention: Attention | LatentAttention | LinearAttention
     mlp: Mlp | Experts
+    cross: Attention | None = None
 
     @property
     def widths(self) -> tuple[int, ...]:

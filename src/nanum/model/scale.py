@@ -15,8 +15,9 @@ MULTIPLE = 8  # of a feed-forward block's width, or a rank's
 def scaled(model: Model, *, layers: int | None = None, hidden: int | None = None, vocab: int | None = None) -> Model:
     """`model` with as many layers, that hidden size and that vocabulary; None leaves one as it is.
 
-    Heads stay as many as the hidden size has room for, in the same groups, and the other widths keep their proportion
-    to the hidden size, in layers of every kind. Without dropout, since every division of it must give the same numbers.
+    Of an encoder with a decoder each has its half of the layers, the decoder the odd one. Heads stay as many as the
+    hidden size has room for, in the same groups, and the other widths keep their proportion to the hidden size, in
+    layers of every kind. Without dropout, since every division of it must give the same numbers.
 
     Raises:
         Refused: the hidden size does not divide into heads.
@@ -28,9 +29,19 @@ def scaled(model: Model, *, layers: int | None = None, hidden: int | None = None
         if wide != model.hidden_size:
             a = _attention(a, Fraction(wide, model.hidden_size), wide, model.name)
             mlp = _feed_forward(mlp, Fraction(wide, model.hidden_size))
-        return Layer(replace(a, dropout=0.0), mlp)
+        cross = layer.cross
+        if cross is not None:
+            sized = replace(a, dropout=0.0)
+            assert isinstance(sized, Attention)
+            same = {"num_attention_heads", "num_key_value_heads", "head_dim"}
+            cross = replace(cross, dropout=0.0, **{name: getattr(sized, name) for name in same})
+        if isinstance(mlp, Mlp):
+            mlp = replace(mlp, dropout=0.0)
+        return Layer(replace(a, dropout=0.0), mlp, cross)
 
     ordinary = smaller(model.ordinary)
+    if model.encoder_layers:
+        model = _stacks(model, layers or model.num_hidden_layers)
     return replace(
         model,
         hidden_size=wide,
@@ -38,11 +49,21 @@ def scaled(model: Model, *, layers: int | None = None, hidden: int | None = None
         vocab_size=vocab or model.vocab_size,
         attention=ordinary.attention,
         mlp=ordinary.mlp,
+        cross=ordinary.cross,
         leading=tuple(map(smaller, model.leading)),
         alternates=tuple(map(smaller, model.alternates)),
         embedding_size=model.embedding_size and _width(model.embedding_size, Fraction(wide, model.hidden_size)),
         hidden_dropout=0.0,
     )
+
+
+def _stacks(model: Model, layers: int) -> Model:
+    """An encoder with a decoder of so many layers together."""
+    if layers < 2:
+        raise Refused(f"--layers {layers}: {model.name} is an encoder with a decoder, of a layer each at the least")
+    n, whole = layers // 2, model.encoder_layers
+    encoder, opens = model.leading[:whole], model.leading[whole]
+    return replace(model, encoder_layers=n, leading=(encoder[0], *[encoder[-1]] * (n - 1), opens))
 
 
 def _width(size: int, ratio: Fraction) -> int:

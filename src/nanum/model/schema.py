@@ -18,8 +18,8 @@ from nanum.model.keys import Family
 _NOT_MODELLED = {
     "quantization_config": "quantized weights are not modelled",
     "compression_config": "quantized weights are not modelled",
-    "add_cross_attention": "cross-attention is not modelled",
-    "is_encoder_decoder": "encoder-decoder models are not modelled",
+    "add_cross_attention": "cross-attention is modelled in t5 alone",
+    "is_encoder_decoder": "of encoders with decoders t5 alone is modelled",
     "pruned_heads": "pruned heads are not modelled",
     "use_bidirectional_attention": "attention in both directions is not modelled",
     "activation_dropout": "dropout within a feed-forward block is not modelled",

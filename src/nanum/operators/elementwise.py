@@ -89,6 +89,18 @@ def capped(t: Tape, x: Tensor) -> Tensor:
     return scaled_by_a_number(known_by_result(t, "tanh", scaled_by_a_number(x, "div")), "mul")
 
 
+def times_a_number(t: Tape, x: Tensor, name: str, result: str | None = None) -> Tensor:
+    """A number, which autograd saves as a tensor of 8 bytes in the host's memory."""
+    number = Tensor("number", (), {}, "number", factor=1 * t.conventions.device_is_host)
+    t.emit(name, (x,), (y := x.like(name=result or name), number))
+
+    def transpose() -> None:
+        t.emit("d_" + name, (t.grad(y), number), (dx := x.like(name="d_" + (result or name)),))
+        t.add_grad(x, dx)
+
+    return t.then(y, transpose)
+
+
 GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu", "relu2": "relu2 gate"}
 
 

@@ -148,12 +148,15 @@ def split_step(
     enters_back: Iterable[Tensor] = (),
     leaves_back: Iterable[Tensor] = (),
     stays_on: Iterable[Tensor] = (),
+    borrowed: Iterable[Tensor] = (),
 ) -> tuple[tuple[Node, ...], tuple[Node, ...], frozenset[Tensor]]:
-    """Forward and backward of one body as Program nodes, and what the one saves for the other.
+    """Forward and backward of one body as Program nodes, and what the one saves for the other, or needs kept of what is
+    borrowed.
 
     `enters` are owned from the first operation, `leaves` handed out after the last; `stays_on` is not released by
-    backward (a weight's gradient, the logits that a caller's frame holds).
+    backward (a weight's gradient, the logits that a caller's frame holds). What is `borrowed` is held elsewhere.
     """
+    elsewhere: dict[Tensor, Any] = dict.fromkeys(borrowed)
     enters, leaves, enters_back, leaves_back = (tuple(x) for x in (enters, leaves, enters_back, leaves_back))
     again = recomputed(forward, backward, kept, stops_early=stops_early)
     back = _in_turn(again, backward, kept) if kept.in_turn else [*again, *backward]
@@ -172,15 +175,18 @@ def split_step(
     saved |= unneeded.keys()
     ahead: dict[Tensor, Any] = dict.fromkeys(saved)
     f = lifetimes(
-        shapes, forward, dict.fromkeys(enters, 0), {**{t: len(forward) - 1 for t in leaves if t not in saved}, **ahead}
+        shapes,
+        forward,
+        {**elsewhere, **dict.fromkeys(enters, 0)},
+        {**{t: len(forward) - 1 for t in leaves if t not in saved}, **ahead, **elsewhere},
     )
     b = lifetimes(
         shapes,
         back,
-        {**ahead, **dict.fromkeys(enters_back, 0)},
-        {**unneeded, **{t: len(back) - 1 for t in leaves_back}, **dict.fromkeys(stays_on)},
+        {**ahead, **dict.fromkeys(enters_back, 0), **elsewhere},
+        {**unneeded, **{t: len(back) - 1 for t in leaves_back}, **dict.fromkeys(stays_on), **elsewhere},
     )
-    return f, b, frozenset(saved)
+    return f, b, frozenset(saved | {t for op in back for t in op.reads if t in elsewhere})
 
 
 def _kept_by_name(forward: Sequence[Op], again: Sequence[Op], kept: Kept) -> list[tuple[Tensor, bool]]:

@@ -96,7 +96,7 @@ def _row_sums(t: Tape, wide: Tensor, *, eager: bool) -> Tensor:
     shifted = wide
     for i in range(sums):
         # Two of the three are sent as one where the engine fuses them: the same bytes in fewer calls.
-        dims = ("B", "S", "pair") if i == 1 and sums == 2 else ("B", "S")
+        dims = (*wide.dims[:-1], "pair") if i == 1 and sums == 2 else wide.dims[:-1]
         part = Tensor("loss_rows", dims, rows, "fp32", wide.split.get("V", ()))
         source = t.kernel("exp", (shifted,), wide) if eager and i == 1 else shifted
         t.emit("loss_rows", (source,), (part,))
@@ -112,7 +112,7 @@ def _in_place(t: Tape, logits: Tensor) -> None:
     """
     loss, seed = (t.buffer(name, 4) for name in ("loss", "seed"))
     rows = {d: axes for d, axes in logits.split.items() if d != "V"}
-    size = t.shapes.elements(("B", "S"), rows) * 3 * ITEMSIZE["fp32"]
+    size = t.shapes.elements(logits.dims[:-1], rows) * 3 * ITEMSIZE["fp32"]
     t.emit("online_softmax", (logits,), (part := t.buffer("loss_rows", size),))
     axes = logits.split.get("V", ())
     if axes:

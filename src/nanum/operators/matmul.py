@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nanum.conventions import LORA_A, LORA_B, NOT_IN_FP8
 from nanum.dtypes import NF4
-from nanum.operators.elementwise import residual
+from nanum.operators.elementwise import residual, times_a_number
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor
 
@@ -35,19 +35,7 @@ def _adapted(t: Tape, x: Tensor, y: Tensor, name: str, w_dims: tuple[str, str], 
     rows = {d: axes for d, axes in x.split.items() if d != inner}
     a = _product(t, x, name + LORA_A, ("R", inner), {}, narrow, rows, trained=True)
     b = _product(t, a, name + LORA_B, (outer, "R"), {}, dims, y.split, trained=True)
-    return residual(t, y, _scaled(t, b))
-
-
-def _scaled(t: Tape, x: Tensor) -> Tensor:
-    """By a number, which autograd saves as a tensor of 8 bytes in the host's memory."""
-    number = Tensor("number", (), {}, "number", factor=1 * t.conventions.device_is_host)
-    t.emit("lora_scale", (x,), (y := x.like(name="lora"), number))
-
-    def transpose() -> None:
-        t.emit("d_lora_scale", (t.grad(y), number), (dx := x.like(name="d_lora"),))
-        t.add_grad(x, dx)
-
-    return t.then(y, transpose)
+    return residual(t, y, times_a_number(t, b, "lora_scale", "lora"))
 
 
 def _product(
@@ -91,7 +79,7 @@ def _product(
             node = node or t.backward[-1].reads
         if b and t.requires_grad(b):
             summed = node[1] if t.conventions.dtensor else dy  # DTensor gathers dY for the products, and sums that
-            db = t.grad_of_weight(b, summed)
+            db = t.grad_of_weight(b, summed, tuple(d for d in summed.dims if d not in b.dims))
             t.emit("db_" + name, (summed,), (db,))
             t.set_weight_grad(b, db)
         t.frame(*node)

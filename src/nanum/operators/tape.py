@@ -63,6 +63,18 @@ def _order(a: Tensor, b: Tensor, summed: tuple[str, ...]) -> Operands:
     return cast(Operands, first + second)
 
 
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """A tensor that parts share beside the stream: one makes it, others read it. `arrives` is the gradient that later
+    parts left of it, if any did; it is added to `at_once`, or when this part's own is whole.
+    """
+
+    tensor: Tensor
+    borrowed: bool
+    arrives: Tensor | None
+    at_once: bool
+
+
 @dataclass
 class Tape:
     shapes: Shapes
@@ -83,6 +95,8 @@ class Tape:
     weight_grads: dict[Tensor, Tensor] = field(default_factory=dict)  # as backward leaves them: often a pending sum
     kept: tuple[Tensor, ...] = ()  # what the caller's frame holds to the end of the step: the loss, perhaps the logits
     seed: tuple[Tensor, ...] = ()  # the gradient of the loss itself, which lives to the end of backward
+    shared: list[Shared] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)  # of the batch: there meanwhile, and held elsewhere
     _phase: Phase = "forward"
     _transposes: list[Callable[[], None]] = field(default_factory=list)
     _grads: dict[Tensor, list[Tensor]] = field(default_factory=dict)
@@ -401,6 +415,28 @@ class Tape:
         for g in moved[1:]:
             total = self._add(total, g)
         return total
+
+    def share(self, t: Tensor, arrives: Tensor | None, *, borrowed: bool, at_once: bool = True) -> Tensor:
+        """`t` is made here for later parts too or, `borrowed`, was made by an earlier one."""
+        self.shared.append(Shared(t, borrowed, arrives, at_once))
+        if borrowed:
+            self.require_grad(t)
+        return t
+
+    def begin_shared(self) -> None:
+        """Before backward: what has arrived of gradients, where this part's own are added to it."""
+        for s in self.shared:
+            if s.arrives is not None and s.at_once:
+                self.add_grad(s.tensor, s.arrives)
+
+    def end_shared(self) -> tuple[Tensor, ...]:
+        """After backward: the gradients of what was borrowed, as they are handed on."""
+        found = []
+        for s in self.shared:
+            if s.borrowed:
+                g = self.grad(s.tensor) if "B" in s.tensor.dims else self.pending(s.tensor)
+                found.append(g if s.arrives is None or s.at_once else self._add(s.arrives, g))
+        return tuple(found)
 
     def pending(self, t: Tensor) -> Tensor:
         """The gradient that has arrived for `t`, as it is: perhaps a sum not yet carried out."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, Literal, TypeVar
 
@@ -77,6 +77,27 @@ class Stage:
         return Sequence(self.groups, self.embeds, self.heads)
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What is done at each layer of a kind, whatever the engine: before it runs forward, and when it has; before it
+    runs backward, and when it has; and at the end, when the engine has done its part (or where gradients are added).
+    """
+
+    forward: tuple[Node, ...] = ()
+    made: tuple[Node, ...] = ()
+    backward: tuple[Node, ...] = ()
+    left: tuple[Node, ...] = ()
+    end: tuple[Node, ...] = ()
+    end_adding: tuple[Node, ...] = ()
+
+    def plus(self, **more: tuple[Node, ...]) -> Beside:
+        """With more of each that is named, after what is there."""
+        return replace(self, **{name: (*getattr(self, name), *nodes) for name, nodes in more.items()})
+
+
+NOTHING_BESIDE = Beside()
+
+
 @dataclass(frozen=True, eq=False)
 class Chain:
     stage: Stage
@@ -85,6 +106,7 @@ class Chain:
     tp: Any  # ranks of the axis
     pp: Any
     input_bytes: Any  # token ids of one micro-batch
+    target_bytes: Any = None  # what its loss is given; None where it is the same tensor
     frame_bytes: Any = 0  # what the model's frame holds from its embedding to the end of its forward pass
     tables_bytes: Any = 0  # of tables of positions that a stage has for the whole run
     tables_dtype: str = "fp32"
@@ -92,6 +114,7 @@ class Chain:
     tied_elements: Any = None  # of the table that embedding and head share, on one rank
     table_trained: bool = True
     parks: Parks = "none"  # what layers save for backward, in the host's memory
+    beside: Mapping[int, Beside] = field(default_factory=dict)  # by the kind of layer
     _next: dict[tuple[Any, str], list[tuple[Part, Any]]] = field(default_factory=dict)  # answers, given again
     _held: Once[tuple[Held, Held]] = field(default_factory=Once)  # by the size that is held
 
@@ -128,10 +151,14 @@ class Chain:
                 core = body.halves.input
             elif adding:
                 core = body.adding
-        before = self._while_held(handed, enter)
-        after = self._while_held(output, leave)
+        beside = self.beside.get(place.part, NOTHING_BESIDE) if isinstance(place.part, int) else NOTHING_BESIDE
+        before, after = self._while_held(handed, enter), self._while_held(output, leave)
         begin, end = parked(self.parks, place, direction, self.follows, self._saved, self.dtype)
-        return [*begin, *before, Repeat(1, core, self.stage.at), *after, *end]
+        here = Repeat(1, core, self.stage.at)
+        if direction == "forward":
+            return [*begin, *beside.forward, *before, here, *beside.made, *after, *end]
+        let_go = beside.end_adding if adding else beside.end
+        return [*begin, *before, *beside.backward, here, *beside.left, *after, *end, *let_go]
 
     def _saved(self, kind: int) -> Any:
         return self.stage.take(saved_bytes(self.bodies.layers[kind]))

@@ -226,7 +226,10 @@ def step(
     stage = chain.stage
     end: list[Node] = [*data.optimizer(), *([] if structure.pipelined else [_logits(chain)])]
     send = _send(chain, "forward", (chain.pp > 1) * 1)
-    ids = Held("buffers", chain.input_bytes * (stage.embeds | stage.heads), "token ids")
+    given = chain.input_bytes * (stage.embeds | stage.heads)
+    if chain.target_bytes is not None:
+        given = chain.input_bytes * stage.embeds + chain.target_bytes * stage.heads
+    ids = Held("buffers", given, "token ids" if chain.target_bytes is None else "pictures")
     tables = Held("buffers", chain.tables_bytes, "tables of positions")
     actions = Actions(chain, data, structure, conventions)
     alone = not structure.pipelined or structure.schedule in WARMUP

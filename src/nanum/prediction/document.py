@@ -51,6 +51,12 @@ OF_QUANTIZED = (
     "each product; paged optimizers",
 )
 OF_OFFLOAD = ("whether the host's memory is enough, and what else its processors do; pinning, and offload to NVMe",)
+OF_STACKS = (
+    "an encoder and a decoder of unlike lengths, and padding: both are given seq_len tokens a sequence, and throughput "
+    "counts the decoder's",
+    "flash kernels of scores with a bias of the distance: self-attention runs eager kernels, its softmax in fp32",
+)
+OF_STACKS_REGATHERED = ("the table of the vocabulary, which DeepSpeed's ZeRO-3 gathers once more for the decoder",)
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 
 
@@ -82,8 +88,16 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
         "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction},
         "throughput": p.throughput,
         "assumptions": p.assumptions,
-        "unmodelled": [*p.model.left_out, *unmodelled(p.layout, p.job)],
+        "unmodelled": [*p.model.left_out, *of_stacks(p), *unmodelled(p.layout, p.job)],
     }  # fmt: skip
+
+
+def of_stacks(p: Prediction) -> tuple[str, ...]:
+    """What an answer about an encoder with a decoder takes for granted, and leaves out."""
+    if not p.model.encoder_layers:
+        return ()
+    again = p.engine.data_parallel == "partitioned" and p.layout.structure.zero == 3
+    return (*OF_STACKS, *(OF_STACKS_REGATHERED if again else ()))
 
 
 def unmodelled(layout: Layout, job: Job) -> list[str]:

@@ -29,9 +29,11 @@ from nanum.rules.experts import CAPACITY, OF_EXPERTS
 from nanum.rules.loss import OF_LOSS
 from nanum.rules.mtp import OF_MTP
 from nanum.rules.offload import OF_OFFLOAD
+from nanum.rules.pictures import OF_PICTURES, OF_PICTURES_JOB
 from nanum.rules.placement import OF_PLACEMENT
 from nanum.rules.recompute import OF_RECOMPUTE
 from nanum.rules.rule import Rule, any_fails, distinct, fails_to_divide, is_whole
+from nanum.rules.stacks import OF_STACKS, OF_STACKS_JOB
 from nanum.rules.trained import OF_TRAINED, OF_TRAINED_JOB
 
 __all__ = ["GENERAL", "OF_JOB", "OF_LAYOUT", "Rule", "broken"]
@@ -103,7 +105,8 @@ def _rough_bytes(model: Model, job: Job, layout: Layout) -> int:
     """More than any byte count of a step: 64 bytes for each activation of the job, eager attention's scores too."""
     heads = max(layer.attention.num_attention_heads for layer in model.kinds)
     widest = max(model.hidden_size, *(_widest(layer) for layer in model.kinds))
-    a_layer = 12 * widest + (3 * heads * job.seq_len if layout.structure.attention == "eager" else 0)
+    eager = layout.structure.attention == "eager" or model.position == "relative"
+    a_layer = 12 * widest + (3 * heads * job.seq_len if eager else 0)
     return 64 * int(job.tokens_per_step) * (model.num_hidden_layers * a_layer + 3 * model.vocab_size)
 
 
@@ -290,7 +293,10 @@ NO_PIPELINE = Rule(
 POSITIONS = Rule(
     "seq_len exceeds the rows of the learned positions",
     lambda model, job, cluster, layout: (
-        model.position == "learned" and is_whole(job.seq_len) and job.seq_len > model.max_position_embeddings
+        model.position == "learned"
+        and model.patches is None
+        and is_whole(job.seq_len)
+        and job.seq_len > model.max_position_embeddings
     ),
     lambda model, job, cluster, layout: (
         f"seq_len={job.seq_len} exceeds max_position_embeddings={model.max_position_embeddings}, "
@@ -346,6 +352,8 @@ OF_JOB = (
     *(_choice_rule(name) for name in ("precision", "optimizer")),
     PRECISION,
     POSITIONS,
+    *OF_PICTURES_JOB,
+    *OF_STACKS_JOB,
     *OF_TRAINED_JOB,
     *OF_MTP,
     TOO_LARGE_TO_COUNT,
@@ -376,6 +384,8 @@ OF_LAYOUT = (
     *OF_PLACEMENT,
     *OF_OFFLOAD,
     FP8_GATHER,
+    *OF_PICTURES,
+    *OF_STACKS,
     VIRTUAL_STAGES,
     NO_PIPELINE,
 )

@@ -31,7 +31,9 @@ class Ask:
     how: dict[str, Any] | None = None
 
     def case(self) -> Case:
-        model = replace(MODELS[self.model], num_hidden_layers=self.layers)
+        model = MODELS[self.model]
+        if not model.encoder_layers:  # which has as many as it is told
+            model = replace(model, num_hidden_layers=self.layers)
         if self.tied is not None:
             model = replace(model, tie_word_embeddings=self.tied)
         if self.vocab is not None:
@@ -44,7 +46,8 @@ class Ask:
         how["own_experts"] = sizes.get("ep", 1) > 1
         layout = Layout(**sizes, micro_batch_size=MICRO_BATCH_SIZE, structure=Structure(pipelined=pp > 1, **how))
         batch = MICRO_BATCH_SIZE * self.micro_batches * layout.data_ranks
-        job = Job(SEQ_LEN, batch, self.precision, trained=self.trained)
+        seq_len = model.patches.seq_len if model.patches else SEQ_LEN
+        job = Job(seq_len, batch, self.precision, trained=self.trained)
         return Case(self.name, model, job, layout, bucket_cap_mb=self.bucket_cap_mb)
 
 
@@ -155,6 +158,32 @@ MATRIX = (
     _ask("an encoder, bf16", model="encoder", precision="bf16"),
     _ask("an encoder, ddp 2", model="encoder", dp_replicate=2, **_DDP),
     _ask("an encoder, fsdp 2", model="encoder", dp_shard=2, tied=False, **_FULLY),
+    # pictures
+    _ask("pictures", model="pictures"),
+    _ask("pictures, bf16, recompute full", model="pictures", precision="bf16", recompute="full"),
+    _ask("pictures without a classifier, ddp 2", model="pictures alone", dp_replicate=2, **_DDP),
+    _ask("pictures, zero-1 2", model="pictures", dp_shard=2, zero=1, **_DDP),
+    _ask("pictures, fsdp 2", model="pictures", dp_shard=2, **_FULLY),
+    _ask("pictures, fsdp 3, bf16", model="pictures", dp_shard=3, precision="bf16", **_FULLY),
+    _ask("pictures without a classifier, fsdp 2, bf16", model="pictures alone", dp_shard=2, precision="bf16", **_FULLY),
+    _ask("pictures, tp 2", model="pictures", tp=2, tensor="tensor"),
+    _ask("pictures, fsdp 2 x tp 2", model="pictures", dp_shard=2, tp=2, tensor="tensor", **_FULLY),
+    _ask("pictures, pp 2", model="pictures", schedule="1f1b", **_PIPELINE),
+    # an encoder and a decoder
+    _ask("stacks", model="stacks"),
+    _ask("stacks, tied, bf16", model="stacks, tied", precision="bf16"),
+    _ask("stacks, tied, accumulating", model="stacks, tied", micro_batches=3),
+    _ask("stacks, accumulating", model="stacks", micro_batches=3),
+    _ask("stacks, recompute full", model="stacks", recompute="full"),
+    _ask("stacks, recompute selective", model="stacks", recompute="selective"),
+    _ask("stacks, ddp 2", model="stacks, tied", dp_replicate=2, **_DDP),
+    _ask("stacks, zero-1 2", model="stacks", dp_shard=2, zero=1, **_DDP),
+    _ask("stacks, fsdp 2", model="stacks", dp_shard=2, quick=True, **_FULLY),
+    _ask("stacks, fsdp 2, tied, bf16", model="stacks, tied", dp_shard=2, precision="bf16", **_FULLY),
+    _ask("stacks, fsdp 2, recompute full", model="stacks, tied", dp_shard=2, recompute="full", **_FULLY),
+    _ask("stacks, tp 2", model="stacks", tp=2, tensor="tensor"),
+    _ask("stacks, tp 2, sequence parallel", model="stacks, tied", tp=2),
+    _ask("stacks, fsdp 2 x tp 2", model="stacks", dp_shard=2, tp=2, **_FULLY),
     # frozen weights, and adapters
     _ask("adapters", trained=_LORA),
     _ask("adapters, gpt, bf16, recompute full", model="gpt", precision="bf16", recompute="full", trained=_LORA),

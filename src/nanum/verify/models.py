@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
+from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model, Patches
 
 SEQ_LEN = 64
 
@@ -95,6 +95,45 @@ ENCODER = replace(
     head_bias=True,
 )
 """As BERT: a token sees those that follow too; a head with a layer of its own."""
+PICTURES = replace(
+    GPT,
+    name="pictures",
+    attention=Attention(8, 8, 16, qkv_bias=True, output_bias=True, causal=False),
+    patches=Patches(image_size=32, patch_size=4, num_channels=3),
+    vocab_size=10,
+    max_position_embeddings=SEQ_LEN + 1,
+    tie_word_embeddings=False,
+    head_bias=True,
+)
+"""As ViT: patches and a class token, of which the head is."""
+PICTURES_ALONE = replace(PICTURES, name="pictures, no classifier", vocab_size=0, head_bias=False)
+_RELATIVE = Attention(8, 8, 16, rotary=0, relative_buckets=32, causal=False)
+_RELU = Mlp(512, gated=False, activation="relu")
+
+
+def stacks(encoder: int, decoder: int, mlp: Mlp, *, tied: bool) -> Model:
+    """As T5: an encoder and a decoder of so many layers, whose scores have a bias of the distance; a tied head's input
+    is scaled.
+    """
+    first, later = replace(_RELATIVE, has_table=True), replace(_RELATIVE, causal=True)
+    cross = replace(_RELATIVE, relative_buckets=0)
+    leading = (Layer(first, mlp), *[Layer(_RELATIVE, mlp)] * (encoder - 1))
+    return replace(
+        LLAMA,
+        name="stacks, tied" if tied else "stacks",
+        num_hidden_layers=encoder + decoder,
+        encoder_layers=encoder,
+        leading=(*leading, Layer(replace(first, causal=True), mlp, cross)),
+        attention=later,
+        mlp=mlp,
+        cross=cross,
+        position="relative",
+        tie_word_embeddings=tied,
+        scaled_head=tied,
+    )
+
+
+STACKS, STACKS_TIED = stacks(3, 3, _GEGLU, tied=False), stacks(2, 3, _RELU, tied=True)
 BARE = replace(
     LLAMA,
     name="bare",
@@ -117,4 +156,8 @@ MODELS = {
     "narrow": NARROW,
     "encoder": ENCODER,
     "bare": BARE,
+    "stacks": STACKS,
+    "stacks, tied": STACKS_TIED,
+    "pictures": PICTURES,
+    "pictures alone": PICTURES_ALONE,
 }

@@ -17,6 +17,8 @@ MODULES = {
     "phi": ("phi", "phi3", "phimoe"),
     "others": ("minimax_m1", "olmo", "olmo2", "olmoe", "gpt_oss", "starcoder2", "nemotron"),
     "bert": ("bert", "roberta"),
+    "t5": ("t5",),
+    "vit": ("vit",),
     "neox": ("gpt_neox", "opt", "bloom", "mpt", "falcon"),
 }
 """Which file states which types: a model waits for its own alone."""
@@ -24,7 +26,7 @@ TYPES = {model_type: module for module, types in MODULES.items() for model_type 
 TEXT_PARTS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Models of text and images, whose text part alone is modelled: a table of its own in their config."""
 NOT_YET = {
-    **dict.fromkeys(("t5", "vit", "distilbert", "albert", "electra", "modernbert"), "an encoder"),
+    **dict.fromkeys(("distilbert", "albert", "electra", "modernbert"), "an encoder"),
     **dict.fromkeys(("minimax", "kimi_linear", "ring_linear"), "another linear attention"),
     **dict.fromkeys(("mamba", "mamba2", "jamba", "bamba", "zamba2", "nemotron_h"), "a state space"),
 }
