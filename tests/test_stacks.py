@@ -203,6 +203,11 @@ def test_no_engine_has_its_pipeline(name: str) -> None:
             Layout(dp_shard=8, structure=Structure(recompute="full", recompute_layers=2)),
             "of which of two stacks: leave out what counts them",
         ),
+        (
+            Job(S, 64),
+            Layout(dp_shard=8, structure=Structure(offload=("activations",))),
+            "all save what the encoder made",
+        ),
     ],
 )
 def test_what_is_not_modelled(job: Job, layout: Layout, said: str) -> None:

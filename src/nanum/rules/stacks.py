@@ -31,8 +31,15 @@ SOME_LAYERS = Rule(
         "which of two stacks: leave out what counts them"
     ),
 )
+PARKED = Rule(
+    "activations of an encoder with a decoder in the host's memory",
+    lambda model, job, cluster, layout: model.encoder_layers > 0 and "activations" in layout.structure.offload,
+    lambda model, job, cluster, layout: (
+        f"--offload activations is not modelled for {model.name}, whose decoder's layers all save what the encoder made"
+    ),
+)
 OF_STACKS_JOB = (FROZEN,)
-OF_STACKS = (CONTEXT, SOME_LAYERS)
+OF_STACKS = (CONTEXT, SOME_LAYERS, PARKED)
 
 
 def pipeline_rule(engine: str) -> Rule:
