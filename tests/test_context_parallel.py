@@ -15,6 +15,7 @@ import pytest
 
 from nanum import cluster, engines
 from nanum import model as models
+from nanum.account.coefficients import coefficients
 from nanum.account.memory import held_after, peak
 from nanum.account.traffic import Key, Total, flops, traffic
 from nanum.build import build, emit_parts
@@ -204,7 +205,8 @@ def test_megatron_s_ring_runs_beside_its_attention() -> None:
     found = predict(model, job, cluster.load("1x8xh100-sxm"), at, engine="megatron")
     passed = [row for row in found.communication if row.kind == "permute"]
     assert {row.phase for row in passed} == {"forward", "backward"}
-    assert sum(row.exposed_seconds for row in passed) < 0.05 * sum(row.seconds for row in passed)
+    beside = coefficients().fitted.beside.value  # what the compute loses meanwhile is exposed
+    assert sum(row.exposed_seconds for row in passed) < (0.05 + beside) * sum(row.seconds for row in passed)
     short = predict(model, Job(1024, 8), cluster.load("8x1xh100-sxm"), at, engine="megatron")
     passed = [row for row in short.communication if row.kind == "permute"]
     assert sum(row.exposed_seconds for row in passed) > 0.3 * sum(row.seconds for row in passed)

@@ -66,23 +66,26 @@ class Clocks:
         self.tickets: dict[str, float] = {}
 
     def run(self, nodes: Sequence[Node], cost: Cost) -> None:
-        there = False
+        there, begun, host = False, self.compute, 0.0
         for node in unrolled(nodes):
             if isinstance(node, Compute):
                 self.compute += float(cost.compute_seconds(node))
+                host += float(cost.host_seconds(node))
             elif isinstance(node, Collective) and node.stream == "data":
                 if not cost.streamed_seconds(node):
                     continue  # what exchanges nothing here
                 end = max(self.compute, self.streams.get(node.stream, 0.0)) + float(cost.streamed_seconds(node))
                 self.streams[node.stream] = self.tickets[node.ticket] = end
+                self.compute += float(cost.stolen_seconds(node))
             elif isinstance(node, Collective) and node.stream is None:
-                self.compute += float(cost.collective_seconds(node))
+                self.compute += float(cost.blocking_seconds(node))
             elif isinstance(node, Collective) and node.stream == "pipeline":
+                self.compute = max(self.compute, begun + host)
                 self.sent, there = self.compute, True
             elif isinstance(node, Wait):
                 self.compute = max(self.compute, self.tickets.get(node.ticket, 0.0))
         if not there:
-            self.sent = self.compute
+            self.sent = self.compute = max(self.compute, begun + host)
 
     @property
     def latest(self) -> float:

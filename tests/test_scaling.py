@@ -186,17 +186,19 @@ PIPELINE = Structure(zero=1, tensor="sequence", pipelined=True)
 
 
 def _scaled(engine: str, layout: Layout, cluster: Cluster = EIGHT, **more: Any) -> Scaling:
-    return scale(GPT2, Job(1024, 256), cluster, layout, engine, **more)
+    return scale(GPT2, Job(1024, 8192), cluster, layout, engine, **more)
 
 
 @pytest.fixture(scope="module")
 def plain() -> Scaling:
-    return _scaled("torch", Layout(dp_replicate=64, structure=Structure(zero=0)), gpus=(1, 2, 8, 64, 256))
+    return _scaled(
+        "torch", Layout(dp_replicate=64, micro_batch_size=32, structure=Structure(zero=0)), gpus=(1, 2, 8, 64, 256)
+    )
 
 
 @pytest.fixture(scope="module")
 def pipeline() -> Scaling:
-    return _scaled("megatron", Layout(dp_shard=16, tp=2, pp=2, micro_batch_size=2, structure=PIPELINE))
+    return _scaled("megatron", Layout(dp_shard=16, tp=2, pp=2, micro_batch_size=32, structure=PIPELINE))
 
 
 @pytest.fixture(params=["plain", "pipeline"])
@@ -328,7 +330,9 @@ def test_an_optimizer_that_can_be_sharded(plain: Scaling) -> None:
 def test_links_whose_exchanges_were_measured_are_faster_as_a_whole() -> None:
     grid = Grid(("bytes",), ((1e3, 1e9),), (1e-4, 1e-1), (1e-4, 1e-1), (1e-4, 1e-1), 5, "measured", "here")
     measured = replace(NODE, measured=Measured(exchanges=(Exchange("all_reduce", 8, 1, grid),)))
-    found = _scaled("torch", Layout(dp_replicate=8, structure=Structure(zero=0)), measured, gpus=(8,))
+    found = _scaled(
+        "torch", Layout(dp_replicate=8, micro_batch_size=32, structure=Structure(zero=0)), measured, gpus=(8,)
+    )
     cuts = _cuts(found)
     assert found.serial is not None
     time = found.serial.prediction.time

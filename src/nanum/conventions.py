@@ -173,6 +173,7 @@ class Conventions:
     reduces_beside: bool = True  # do Megatron's buckets, and ZeRO-3's weights, travel beside the passes?
     tp_behind: bool = False  # are tensor parallelism's gathers and scatters cut into pieces, beside their products?
     ep_behind: bool = False  # do experts' exchanges run beside the compute of another micro-batch?
+    calls: int = 1  # kernels launched for an operation that a step counts as one: casts, transposes, biases
     experts_apart: bool = False  # is each expert's product launched apart (Transformer Engine), or all as one?
     shards_over_replicas: bool = False  # ZeRO splits over dp_replicate too
     slots_sorted: bool = False  # slots that arrive are copied in the experts' order, and back before they are returned

@@ -53,6 +53,7 @@ class Compute:
     sharded: bool = False  # are they DTensors?
     products: Quantity = 1
     launches: Quantity = 1
+    calls: int = 1  # of kernels by the host, where an engine's code launches more than this operation counts
     on_host: bool = False  # done by the host's processors, in their memory, while the device waits
 
 

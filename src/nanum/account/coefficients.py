@@ -39,7 +39,7 @@ class Fitted:
     matmul_fp8: Stated  # that of fp8 over that of bf16, each over its own best
     attention: Stated  # rate of attention
     memory: Stated  # bandwidth over its peak
-    host_seconds: Stated  # of the host, to launch one operation
+    host_seconds: Stated  # of the host, to launch a kernel from Python
     intra_node: Stated  # rate of an exchange inside a node
     inter_node: Stated  # and between nodes
     beside: Stated  # what compute loses of the time that an exchange is beside it

@@ -161,13 +161,14 @@ class Cost:
         return self._rates[dtype]
 
     def host_seconds(self, node: Compute) -> Quantity:
-        """Seconds of the host to launch an operation, and from within it further kernels; a device that is its own host
+        """Seconds of the host to launch an operation's kernels, and from within it further ones; a device that is its own host
         has them in the kernel's.
         """
         if not self.cluster.measured.streams:
             return 0.0
         further = (node.launches - 1) * self.coefficients.launch_seconds.value
-        return ((node.flops > 0) | (node.bytes_moved > 0)) * (self.coefficients.fitted.host_seconds.value + further)
+        each = node.calls * self.coefficients.fitted.host_seconds.value
+        return ((node.flops > 0) | (node.bytes_moved > 0)) * (each + further)
 
     # Exchanges.
 
@@ -340,7 +341,7 @@ class Cost:
             "memory": [
                 ("memory bandwidth over its peak", fitted.memory, "ratio"),
                 ("shortest kernel", known.launch_seconds, "seconds"),
-                ("launch of an operation", fitted.host_seconds, "seconds"),
+                ("launch of a kernel", fitted.host_seconds, "seconds"),
             ],
         }
         used = self._stood_in if self.cluster.measured.kernels else of

@@ -34,7 +34,7 @@ class RankStep(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RankTimes:
-    """The step of a pipeline, and of each rank what it waits for its own streams: [pp] seconds."""
+    """The steps of n pipelines, and of each rank what it waits for its own streams: [pp, n] seconds."""
 
     cut: Cut
     streamed_seconds: np.ndarray

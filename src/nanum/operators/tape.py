@@ -166,7 +166,7 @@ class Tape:
         kernel = Compute(
             name, self._phase, flops, moved, dtype or self.dtype, shape,
             self.conventions.attention_library if attention else "", operands,
-            products=products, launches=launches,
+            products=products, launches=launches, calls=self.conventions.calls,
         )  # fmt: skip
         self._append(Op(name, (*reads, *holds), writes, kernel, self._regions))
 

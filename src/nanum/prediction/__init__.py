@@ -217,7 +217,7 @@ class Prediction:
         several = [step for step in self.steps if isinstance(step, RankStep)]
         if several:
             return rank_times(structure.schedule, m, structure.virtual_stages, several, self.cost)
-        waits = np.array([float(time.streamed_seconds) for time in self.stage_times])
+        waits = np.array([[float(time.streamed_seconds)] for time in self.stage_times])
         return RankTimes(cut(structure.schedule, m, self.stage_times), waits)
 
     @property
@@ -281,7 +281,7 @@ class Prediction:
         for i, (step, streamed) in enumerate(zip(self.steps, self._timed.streamed_seconds, strict=True)):
             seconds = busy(step.counted, self.cost)
             sends = {key for key in seconds if key.kind == "send"}
-            waits = exposed({key: each for key, each in seconds.items() if key not in sends}, float(streamed))
+            waits = exposed({key: each for key, each in seconds.items() if key not in sends}, float(streamed[0]))
             share = float(self.parts.sends[0]) / max(len(sends), 1)
             for key, total in traffic(step.counted).items():
                 its_seconds = float(seconds[key].seconds)

@@ -1,0 +1,121 @@
+"""The fitted coefficients: few, global, blind to the source that they are judged on; and the ranges drawn from them."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nanum.account.coefficients import Fitted, coefficients
+from nanum.account.rank_time import rank_times
+from nanum.account.step_time import cut, stage_time
+from nanum.cluster import load as load_cluster
+from nanum.engines import load as load_engine
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import load as load_model
+from nanum.parallel.chunks import RankStep
+from nanum.parallel.pipeline import Step
+from nanum.prediction import Prediction, consistent
+from nanum.validate import read, validate
+from nanum.validate.rows import tells_launches
+
+FILE = Path(__file__).resolve().parents[1] / "src/nanum/data/measured/fitted.toml"
+NAMES = {f.name for f in fields(Fitted)}
+
+
+@cache
+def table() -> dict:
+    return tomllib.loads(FILE.read_text("utf-8"))
+
+
+def test_at_most_twelve_each_with_its_source() -> None:
+    fitted = {name: entry for name, entry in table().items() if name not in ("range", "without")}
+    assert fitted.keys() == NAMES
+    assert len(fitted) <= 12
+    assert all(entry["source"].startswith("fitted on") and entry["tag"] == "derived" for entry in fitted.values())
+
+
+def test_each_source_has_coefficients_that_never_saw_it() -> None:
+    """And none is of a row, a model or a paper: all have the same names."""
+    without = table()["without"]
+    assert all(each.keys() == NAMES | {"range"} for each in without.values())
+    of_source = {name: coefficients(name) for name in without}
+    for name, known in of_source.items():
+        values = {n: getattr(known.fitted, n).value for n in NAMES}
+        assert values == {n: without[name][n] for n in NAMES}
+        assert known.ranges.dense.low == without[name]["range"]["dense"][0]
+    assert len({tuple(vars(known.fitted)[n].value for n in sorted(NAMES)) for known in of_source.values()}) > 1
+    assert coefficients("a source that no fit knows").fitted == coefficients().fitted
+
+
+def test_coefficients_are_physical() -> None:
+    """Nothing in a step is faster than alone, but for what stands for a table that is not there."""
+    fitted = coefficients().fitted
+    for name in NAMES - {"host_seconds", "matmul_fp8"}:
+        assert 0 < getattr(fitted, name).value <= 1.01, name
+    assert 1e-6 < fitted.host_seconds.value < 1e-4
+
+
+def test_rows_that_tell_launches_are_few_and_have_no_score() -> None:
+    rows = [row for row in read() if row.source == "vtrain/single"]
+    telling = [row for row in rows if tells_launches(row)]
+    assert 0 < len(telling) <= 0.05 * len(rows)
+    assert not any(tells_launches(row) for row in read() if row.source != "vtrain/single")
+    (skipped,) = validate(telling[:1])["skipped"]
+    assert "what a launch costs" in skipped["why"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout"),
+    [
+        ("torchtitan", Layout(dp_shard=8, structure=Structure(zero=3))),
+        ("megatron", Layout(dp_shard=2, tp=2, pp=2, structure=Structure(zero=1, tensor="sequence"))),
+        ("megatron", Layout(dp_shard=2, pp=4, structure=Structure(zero=1, schedule="interleaved", virtual_stages=2))),
+    ],
+    ids=["fsdp", "1f1b", "interleaved"],
+)
+def test_several_sets_at_once_are_each_alone(engine: str, layout: Layout) -> None:
+    model, job = load_model("tiny-llama"), Job(128, 32)
+    machine, layout, chosen = load_cluster("1x8xh100-sxm"), consistent(layout), load_engine(engine)
+    shipped, rng = coefficients(), np.random.default_rng(0)
+    tried = {n: getattr(shipped.fitted, n).value * rng.uniform(0.5, 1.5, 3) for n in NAMES}
+
+    def step(values: dict, n: int) -> np.ndarray:
+        fitted = Fitted(**{name: replace(getattr(shipped.fitted, name), value=v) for name, v in values.items()})
+        p = Prediction(model, job, machine, layout, chosen, replace(shipped, fitted=fitted))
+        several = [s for s in p.steps if isinstance(s, RankStep)]
+        if several:
+            found = rank_times("interleaved", p.num_microbatches, 2, several, p.cost).cut.step
+        else:
+            times = [stage_time(s, p.cost) for s in p.steps if isinstance(s, Step)]
+            found = cut(p.layout.structure.schedule, p.num_microbatches, times, n).step
+        return np.broadcast_to(found, n)
+
+    together = step(tried, 3)
+    for i in range(3):
+        assert together[i] == pytest.approx(step({n: v[i] for n, v in tried.items()}, 1)[0], rel=1e-12)
+
+
+def test_ranges_are_wider_for_what_no_run_is_like() -> None:
+    ranges = coefficients().ranges
+    for each in (ranges.dense, ranges.moe, ranges.unlike):
+        assert each.low < 1 < each.high
+    assert ranges.of("megatron", "h100-sxm", experts=False) == ranges.dense
+    assert ranges.of("megatron", "h100-sxm", experts=True) == ranges.moe
+    assert ranges.of("nanotron", "h100-sxm", experts=False) == ranges.of("megatron", "mi300x", experts=False)
+    unlike = ranges.of("megatron", "mi300x", experts=False)
+    assert unlike.low <= ranges.dense.low
+    assert unlike.high >= ranges.dense.high
+
+
+def test_ranges_cover_runs_that_had_no_part_in_them() -> None:
+    """Four of five, as the mean over sources, by half of the dense runs."""
+    sources = ("mpt", "zb", "bs176", "simumax/dense", "titan", "sc21", "vtrain/multi", "jz")
+    rows = [row for row in read() if row.source in sources][::2]
+    of = {name: each["step_seconds"]["in_range"] for name, each in validate(rows)["by_source"].items()}
+    assert 0.65 <= np.mean([of[name] for name in sources]) <= 0.92
