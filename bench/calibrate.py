@@ -184,7 +184,8 @@ def _ranges(out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[s
 
     each = [np.quantile(ratio[sources == name], (0.1, 0.9)) for name in names if (sources == name).sum() >= ENOUGH]
     unlike = [float(min(low for low, _ in each)), float(max(high for _, high in each))]
-    return {"dense": of(~moe), "moe": of(moe) if np.any(moe & np.isin(sources, names)) else unlike, "unlike": unlike}
+    told = np.sum(moe & np.isin(sources, names)) >= ENOUGH
+    return {"dense": of(~moe), "moe": of(moe) if told else unlike, "unlike": unlike}
 
 
 def _text(start: np.ndarray, without: Mapping[str, np.ndarray], ranges: Mapping[str, Any], rows: list[Row]) -> str:

@@ -146,7 +146,7 @@ HANGS = {
     ),
     "takes long": "",
 }
-SHORT_PATIENCE_SECONDS = 2.5  # of what takes long, as `faulty_worker` does it, and for ranks to start
+SHORT_PATIENCE_SECONDS = 4.0  # of what takes long, as `faulty_worker` does it, and for ranks to start
 
 
 @pytest.mark.parametrize(("faults", "patience_seconds"), [(FAULTS, 60.0), (HANGS, SHORT_PATIENCE_SECONDS)])

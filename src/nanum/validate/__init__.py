@@ -1,5 +1,5 @@
-"""Published runs beside their predictions, by source. Nothing flows back: no measured time or memory has a part in a
-prediction.
+"""Published runs beside their predictions, by source. Nothing flows back: what a source measured has no part in what is
+predicted of it (`account.coefficients`).
 """
 
 from __future__ import annotations
