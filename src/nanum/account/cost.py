@@ -161,8 +161,8 @@ class Cost:
         return self._rates[dtype]
 
     def host_seconds(self, node: Compute) -> Quantity:
-        """Seconds of the host to launch an operation's kernels, and from within it further ones; a device that is its own host
-        has them in the kernel's.
+        """Seconds of the host to launch an operation's kernels, and from within it further ones; a device that is its
+        own host has them in the kernel's.
         """
         if not self.cluster.measured.streams:
             return 0.0
