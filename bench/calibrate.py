@@ -23,11 +23,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from nanum.account.coefficients import Coefficients, Fitted, coefficients
-from nanum.account.rank_time import rank_times
-from nanum.account.step_time import cut, stage_time
 from nanum.model import Experts
-from nanum.once import Once
-from nanum.parallel.chunks import RankStep
 from nanum.prediction import Prediction
 from nanum.validate import read
 from nanum.validate.causes import odd_rows
@@ -45,8 +41,8 @@ APART = 1.05  # how far a coefficient is moved to see what it does
 PENALTY = 0.2  # on the square of the logarithm of a coefficient over what is known of it before
 BEFORE = dict.fromkeys(NAMES, 1.0) | {
     "matmul_untabled": 0.79,  # between the two tables that there are
-    "memory": 0.9,  # what copies reach of a GPU's bandwidth
-    "host_seconds": 1e-5,  # PyTorch's own overhead of an eager operation
+    "memory": 0.9,  # recalled: what copies reach of a GPU's bandwidth
+    "host_seconds": 1e-5,  # recalled: the order of PyTorch's own overhead of an eager operation
     "beside": 0.189,  # arXiv 2507.03114: overlap slows compute by 18.9 % in the mean
 }
 """What is known without a published run: in a step as alone, and from elsewhere what that says nothing of."""
@@ -126,23 +122,12 @@ def _of_some(ids: list[str], tried: np.ndarray) -> np.ndarray:
     shipped = coefficients()
     fitted = {n: replace(getattr(shipped.fitted, n), value=tried[:, i]) for i, n in enumerate(NAMES)}
     known = replace(shipped, fitted=Fitted(**fitted))
-    return np.array([np.broadcast_to(_step(question(i), known, len(tried)), len(tried)) for i in ids])
+    return np.array([np.broadcast_to(_step(question(i), known), len(tried)) for i in ids])
 
 
-def _step(asked: Question, known: Coefficients, n: int) -> np.ndarray:
-    """The exact step by n sets of coefficients at once."""
-    p = Prediction(asked.model, asked.job, asked.cluster, asked.layout, asked.engine, known)
-    structure, m = p.layout.structure, p.num_microbatches
-    several = [step for step in p.steps if isinstance(step, RankStep)]
-    if several:
-        return rank_times(structure.schedule, m, structure.virtual_stages, several, p.cost).cut.step
-    bodies: Once[Any] = Once()
-    alike: dict[Any, Any] = {}
-    times = []
-    for step in p.steps:
-        same = alike.setdefault(step.holds, step)  # type: ignore[union-attr]
-        times.append(stage_time(replace(step, actions=same.actions, optimizer=same.optimizer), p.cost, bodies))
-    return cut(structure.schedule, m, times, n).step
+def _step(asked: Question, known: Coefficients) -> np.ndarray:
+    """The exact step by all sets of coefficients at once."""
+    return Prediction(asked.model, asked.job, asked.cluster, asked.layout, asked.engine, known).parts.step
 
 
 def _by_source(errors: np.ndarray, sources: np.ndarray, names: Iterable[str]) -> list[float]:

@@ -11,15 +11,11 @@ import numpy as np
 import pytest
 
 from nanum.account.coefficients import Fitted, coefficients
-from nanum.account.rank_time import rank_times
-from nanum.account.step_time import cut, stage_time
 from nanum.cluster import load as load_cluster
 from nanum.engines import load as load_engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import load as load_model
-from nanum.parallel.chunks import RankStep
-from nanum.parallel.pipeline import Step
 from nanum.prediction import Prediction, consistent
 from nanum.validate import read, validate
 from nanum.validate.rows import tells_launches
@@ -85,20 +81,13 @@ def test_several_sets_at_once_are_each_alone(engine: str, layout: Layout) -> Non
     shipped, rng = coefficients(), np.random.default_rng(0)
     tried = {n: getattr(shipped.fitted, n).value * rng.uniform(0.5, 1.5, 3) for n in NAMES}
 
-    def step(values: dict, n: int) -> np.ndarray:
+    def step(values: dict) -> np.ndarray:
         fitted = Fitted(**{name: replace(getattr(shipped.fitted, name), value=v) for name, v in values.items()})
-        p = Prediction(model, job, machine, layout, chosen, replace(shipped, fitted=fitted))
-        several = [s for s in p.steps if isinstance(s, RankStep)]
-        if several:
-            found = rank_times("interleaved", p.num_microbatches, 2, several, p.cost).cut.step
-        else:
-            times = [stage_time(s, p.cost) for s in p.steps if isinstance(s, Step)]
-            found = cut(p.layout.structure.schedule, p.num_microbatches, times, n).step
-        return np.broadcast_to(found, n)
+        return Prediction(model, job, machine, layout, chosen, replace(shipped, fitted=fitted)).parts.step
 
-    together = step(tried, 3)
+    together = step(tried)
     for i in range(3):
-        assert together[i] == pytest.approx(step({n: v[i] for n, v in tried.items()}, 1)[0], rel=1e-12)
+        assert together[i] == pytest.approx(step({n: v[i] for n, v in tried.items()})[0], rel=1e-12)
 
 
 def test_ranges_are_wider_for_what_no_run_is_like() -> None:

@@ -98,10 +98,11 @@ def test_matmul_coefficients_are_the_fit_of_the_shipped_rows():
 def test_attention_coefficients_are_the_medians_of_the_shipped_rows(gpu, name):
     table = [row for row in rows("kernels_attention.csv") if row["gpu"] == gpu and int(row["heads"]) >= 32]
     family = coefficients().family(name)
-    for direction, shipped in (("forward", family.attention_forward), ("backward", family.attention_backward)):
+    for direction in ("forward", "backward"):
+        shipped = family.attention["flash", direction]
         whole = np.median([float(row["fraction_of_peak"]) for row in table if row["direction"] == direction])
         assert shipped.value == pytest.approx(whole / 2, abs=0.0006)  # of the square, the causal half is useful
-    assert family.attention_backward.value < family.attention_forward.value
+    assert family.attention["flash", "backward"].value < family.attention["flash", "forward"].value
 
 
 def test_every_coefficient_has_a_source():

@@ -70,20 +70,27 @@ def test_each_operand_is_quantized_where_it_is_used() -> None:
         assert (quantized.count("forward"), quantized.count("backward")) == (11, backward), engine
 
 
-def test_llama_8b_in_fp8_is_as_much_faster_as_torchtitan_measured() -> None:
-    """github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412: 6,667 tokens a second and GPU compiled, 8,532 in
-    fp8 (with weights gathered in fp8, on 8 GPUs within a node): to an eighth.
-    """
-    model, machine = load_model("llama-3.1-8b"), cluster.load("1x8xh100-sxm")
+def llama_8b(precision: str) -> dict:
+    """On 8 H100, compiled, as torchtitan's benchmark had it."""
     structure = Structure(zero=3, recompute="selective", compile=True)
     layout = Layout(dp_shard=8, micro_batch_size=2, structure=structure)
-    half, eighth = (
-        nanum.predict(model, Job(8192, 16, precision), machine, layout, engine="torchtitan").to_dict()
-        for precision in ("bf16", "fp8")
-    )
-    ratio = half["time"]["step_seconds"] / eighth["time"]["step_seconds"]
-    assert ratio == pytest.approx(8532 / 6667, rel=0.125)
-    assert eighth["memory"] == half["memory"]
+    machine, job = cluster.load("1x8xh100-sxm"), Job(8192, 16, precision)
+    return nanum.predict(load_model("llama-3.1-8b"), job, machine, layout, engine="torchtitan").to_dict()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="1.41: the one fp8 coefficient is told by Transformer Engine's runs, and torchao's are slower"
+)
+def test_llama_8b_in_fp8_is_as_much_faster_as_torchtitan_measured() -> None:
+    """github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412: 6,667 tokens a second and GPU compiled, 8,532 in
+    fp8 (with weights gathered in fp8, on 8 GPUs within a node): to a tenth.
+    """
+    ratio = llama_8b("bf16")["time"]["step_seconds"] / llama_8b("fp8")["time"]["step_seconds"]
+    assert ratio == pytest.approx(8532 / 6667, rel=0.1)
+
+
+def test_llama_8b_in_fp8_holds_what_it_does_in_bf16() -> None:
+    assert llama_8b("fp8")["memory"] == llama_8b("bf16")["memory"]
 
 
 @pytest.mark.parametrize(

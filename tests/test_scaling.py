@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -389,7 +390,9 @@ def test_the_page_fits_80_columns(scaled: Scaling) -> None:
     assert isinstance(console.file, io.StringIO)
     page = console.file.getvalue()
     assert max(map(len, page.splitlines())) <= 80
-    assert "Amdahl's law through the points: s = " in page
+    said = re.search(r"Amdahl's law through the points: s = ([-+.\de]+)", page)
+    assert said is not None
+    assert float(said[1].rstrip(",.")) == pytest.approx(document["amdahl"]["serial_fraction"], rel=5e-3, abs=5e-5)
     for point in document["points"]:
         assert f"{point['efficiency']:.1%}" in page
     for cut in document["cuts"]:

@@ -5,12 +5,14 @@ and the few that are fitted on those (`data/measured/fitted.toml`, written by `m
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 
 from nanum.cluster import Quantity as Stated
+from nanum.program import Library
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,7 @@ class Family:
     name: str
     chips: tuple[str, ...]
     matmul: Stated | None  # None where no table of matmuls is at hand: `Fitted.matmul_untabled`
-    attention_forward: Stated
-    attention_backward: Stated
-    cudnn_forward: Stated  # by cuDNN's kernel
-    cudnn_backward: Stated
-    triton_forward: Stated  # by one in Triton, of before there was cuDNN's
-    triton_backward: Stated
+    attention: Mapping[tuple[str, str], Stated]  # by the library of its kernel (`program.Library`), and the direction
 
 
 @dataclass(frozen=True)
@@ -116,12 +113,12 @@ def coefficients(without: str = "") -> Coefficients:
             name=entry["name"],
             chips=tuple(entry["chips"]),
             matmul=Stated(**entry["matmul"]) if "matmul" in entry else None,
-            attention_forward=Stated(**entry["attention_forward"]),
-            attention_backward=Stated(**entry["attention_backward"]),
-            cudnn_forward=Stated(**entry.get("cudnn_forward", entry["attention_forward"])),
-            cudnn_backward=Stated(**entry.get("cudnn_backward", entry["attention_backward"])),
-            triton_forward=Stated(**entry.get("triton_forward", entry["attention_forward"])),
-            triton_backward=Stated(**entry.get("triton_backward", entry["attention_backward"])),
+            attention={
+                (library, way): Stated(**entry.get(f"{library}_{way}", entry[f"flash_{way}"]))
+                for library in get_args(Library)
+                for way in ("forward", "backward")
+                if library
+            },
         )
         for entry in table["family"]
     )

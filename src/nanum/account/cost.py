@@ -10,7 +10,7 @@ both; where such exchanges were measured, that is put right by how far it was of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,8 @@ TILE_AREA = 128 * 256  # the output tile that `matmul.tile` was fitted with
 
 ALIGNED = 8
 """Elements of half precision in the 16 bytes that tensor cores want operands aligned to (NVIDIA, Matrix Multiplication
-Background: Requirements To Use Tensor Cores; cuBLAS since 11 only prefers it, but not for batches)."""
+Background: Requirements To Use Tensor Cores). Batches that are not are taken to run without them, as BLOOM's candidates
+do; cuBLAS 11 and later say that they only prefer it."""
 BUCKET_BYTES = 25 * MIB
 """Of the call that bytes without one of their own go along with: PyTorch's DDP closes a bucket there."""
 
@@ -50,6 +51,13 @@ def _host_work(node: Collective) -> str:
     if node.stream is None:
         return "redistribution" if "tp" in node.axes else ""
     return {DATA_STREAM: "unit", REDUCER_STREAM: "bucket"}.get(node.stream, "")
+
+
+class Rates(NamedTuple):
+    """FLOPs a second of a dtype: the chip's peak (or its best matmul), and an endless matmul's in a step."""
+
+    peak: float
+    matmul: Quantity
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +71,7 @@ class Cost:
     _seconds: dict[Compute | Collective, Quantity] = field(default_factory=dict, repr=False)
     _smaller: dict[tuple[int, int], Cost] = field(default_factory=dict, repr=False)
     _placements: dict[tuple[str, ...], Placement] = field(default_factory=dict, repr=False)
-    _rates: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
+    _rates: dict[str, Rates] = field(default_factory=dict, repr=False)
     _stood_in: set[str] = field(default_factory=set, repr=False)  # subjects of kernels that were not measured
     _grids: Grids = field(init=False, repr=False)
     _corrections: Corrections = field(init=False, repr=False)
@@ -93,7 +101,7 @@ class Cost:
         """Seconds of one kernel; 0 where it does nothing.
 
         A matmul of m n k = flops / 2 (a batch of them counts all its tiles) takes flops / sustained * (1 + depth / k)
-        * (1 + tile * multiprocessors * TILE_AREA * 2k / flops), or its memory time if that is longer.
+        * (1 + tile * launches * multiprocessors * TILE_AREA * 2k / flops), or its memory time if that is longer.
         A flash attention kernel counts causal FLOPs. A kernel that was measured on the cluster takes what it took.
 
         Raises:
@@ -114,11 +122,13 @@ class Cost:
 
     def _modelled_seconds(self, node: Compute) -> Quantity:
         known, chip = self.coefficients, self.cluster.chip
-        self._stood_in.update(("memory", *(["attention"] if node.attention else ["matmul"] if node.shape else [])))
+        of = ["attention", node.attention] if node.attention else ["matmul"] if node.shape else []
+        self._stood_in.update(("memory", *of))
         seconds = node.bytes_moved / (chip.memory_bytes_per_second.value * known.fitted.memory.value)
         if node.attention:
-            direction = "backward" if node.phase == "backward" else "forward"
-            seconds = np.maximum(node.flops / self._rate(node.dtype)[f"{node.attention} {direction}"], seconds)
+            way = node.attention, "backward" if node.phase == "backward" else "forward"
+            share = known.family(chip.name).attention[way].value * known.fitted.attention.value
+            seconds = np.maximum(node.flops / (self._rates_of(node.dtype).peak * share), seconds)
         elif node.shape:
             k = node.shape[2]
             unfilled = 2 * known.matmul_tile.value * chip.multiprocessors.value * TILE_AREA * k * node.launches
@@ -130,34 +140,26 @@ class Cost:
         """FLOPs a second of an endless matmul. A batch of products of half precision, one of whose sizes is no multiple
         of `ALIGNED`, has kernels without tensor cores: the rate of fp32's.
         """
-        rate = self._rate(node.dtype)["matmul"]
+        rate = self._rates_of(node.dtype).matmul
         if node.dtype not in ("bf16", "fp16") or "fp32" not in self.cluster.chip.peak_flops_per_second:
             return rate
         m, n, k = node.shape
         odd = ((m // node.products) % ALIGNED > 0) | (n % ALIGNED > 0) | (k % ALIGNED > 0)
-        return np.where((node.products > 1) & odd, self._rate("fp32")["matmul"], rate) if np.any(odd) else rate
+        return np.where((node.products > 1) & odd, self._rates_of("fp32").matmul, rate) if np.any(odd) else rate
 
-    def _rate(self, dtype: str) -> dict[str, float]:
-        """FLOPs a second of an endless matmul and of attention forward and backward."""
+    def _rates_of(self, dtype: str) -> Rates:
+        """The chip's for this dtype. Raises ValueError where it states none."""
         if dtype not in self._rates:
             known, chip = self.coefficients, self.cluster.chip
             peak, best = chip.peak_flops_per_second.get(dtype), chip.best_flops_per_second.get(dtype)
             if best is None and peak is None:
                 raise ValueError(f"chip {chip.name} states no FLOPs a second for {dtype}")
             top = best.value if best else peak.value * known.matmul_best_fraction.value  # type: ignore[union-attr]
-            ceiling = peak.value if peak else top
-            family, fitted = known.family(chip.name), known.fitted
-            attention, typical = fitted.attention.value, family.matmul or fitted.matmul_untabled
-            own = fitted.matmul_fp8.value if dtype == "fp8" else 1.0
-            self._rates[dtype] = {
-                "matmul": top * typical.value * fitted.matmul.value * own,
-                "flash forward": ceiling * family.attention_forward.value * attention,
-                "flash backward": ceiling * family.attention_backward.value * attention,
-                "triton forward": ceiling * family.triton_forward.value * attention,
-                "triton backward": ceiling * family.triton_backward.value * attention,
-                "cudnn forward": ceiling * family.cudnn_forward.value * attention,
-                "cudnn backward": ceiling * family.cudnn_backward.value * attention,
-            }
+            typical = known.family(chip.name).matmul or known.fitted.matmul_untabled
+            own = known.fitted.matmul_fp8.value if dtype == "fp8" else 1.0
+            self._rates[dtype] = Rates(
+                peak.value if peak else top, top * typical.value * known.fitted.matmul.value * own
+            )
         return self._rates[dtype]
 
     def host_seconds(self, node: Compute) -> Quantity:
@@ -303,6 +305,13 @@ class Cost:
                 (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency, "ratio"),
                 (f"{link.name} latency of a hop", link.latency_seconds, "seconds"),
             ]
+            if not self.cluster.measured.exchanges:
+                fitted = self.coefficients.fitted
+                inside = link is self.cluster.intra_node
+                share = fitted.intra_node if inside else fitted.inter_node
+                stated.append((f"exchanges over {link.name} in a step over alone", share, "ratio"))
+        if self._crossed() and not self.cluster.measured:
+            stated.append(("compute lost beside an exchange", self.coefficients.fitted.beside, "ratio"))
         listed = {quantity for _, quantity, _ in stated}
         stated += [(what, quantity, "") for what, quantity in self.cluster.assumptions if quantity not in listed]
         stated += self._grids.ratios_used()
@@ -334,8 +343,11 @@ class Cost:
                 (f"matmul typical over best, {family.name} family", family.matmul or fitted.matmul_untabled, "ratio"),
             ],
             "attention": [
-                (f"attention forward over peak, {family.name} family", family.attention_forward, "ratio"),
-                (f"attention backward over peak, {family.name} family", family.attention_backward, "ratio"),
+                *(
+                    (f"attention {way} over peak by {library}, {family.name} family", share, "ratio")
+                    for (library, way), share in family.attention.items()
+                    if library in self._stood_in
+                ),
                 ("attention in a step over alone", fitted.attention, "ratio"),
             ],
             "memory": [

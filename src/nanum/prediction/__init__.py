@@ -212,13 +212,15 @@ class Prediction:
 
     @cached_property
     def _timed(self) -> RankTimes:
-        """The exact step and its parts, and what each rank waits for its own streams."""
+        """The exact step and its parts, and what each rank waits for its own streams; by each of several sets of
+        coefficients, where these are arrays.
+        """
         structure, m = self.layout.structure, self.num_microbatches
         several = [step for step in self.steps if isinstance(step, RankStep)]
         if several:
             return rank_times(structure.schedule, m, structure.virtual_stages, several, self.cost)
-        waits = np.array([[float(time.streamed_seconds)] for time in self.stage_times])
-        return RankTimes(cut(structure.schedule, m, self.stage_times), waits)
+        waits = np.stack([np.atleast_1d(time.streamed_seconds) for time in self.stage_times])
+        return RankTimes(cut(structure.schedule, m, self.stage_times, waits.shape[1]), waits)
 
     @property
     def parts(self) -> Cut:

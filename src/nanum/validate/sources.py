@@ -55,7 +55,7 @@ class Source:
 
 
 GPT = "GPT: LayerNorm with bias, learned positions, GELU, biases, dropout 0.1 (Megatron's default), tied embeddings"
-NO_OVERLAP = "gradients are reduced beside the last backward; its own were reduced after it"
+NO_OVERLAP = "gradients are reduced after the last backward, and not beside it"
 FP8 = "fp8 of any recipe is taken for one: linear layers of one byte an operand"
 LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
 OMNI_PATH = "four Omni-Path links of 100 Gb/s a node (JeanZay)"
@@ -73,6 +73,7 @@ _BRIDGE = Source(
         "recompute is not stated: none; nor sequence parallel: wherever tp > 1",
         "the container's version is an input here, and not there: identical inputs differ up to 1.77 times",
         "layers that do not divide: embedding and head weigh a layer each; no multi-token prediction",
+        "tensor parallelism's exchanges are beside its products, and from 26.06 on experts' beside another micro-batch",
         "Grace-Blackwell GPUs: one NVLink domain of up to 72, all used",
         "biases, and sinks of attention, left out",
         FP8,
@@ -82,7 +83,7 @@ _BRIDGE = Source(
 )  # fmt: skip
 _SIMUMAX = Source(
     kin.SIMUMAX, "llama",
-    ("memory is PyTorch's peak allocated on the worst rank", "exchanges do not overlap there, and do here"),
+    ("memory is PyTorch's peak allocated on the worst rank", "gradients and weights do not travel beside the passes"),
     zero=1,
 )  # fmt: skip
 _TITAN = Source(
