@@ -37,6 +37,8 @@ TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.2  # after a failure, for an earlier one to be read
 LOST_PEER_SETTLE_SECONDS = 2.0  # after a rank says that it lost another, for that one's death to be seen
 STACKS_SECONDS = 0.5  # for a rank that hangs to print where it is, under NANUM_DEBUG=1
+LOOKS = 9  # at what a rank that hangs is doing, so far apart:
+LOOK_SECONDS = 0.02
 LEAST_WORK = 0.01  # of a processor: a rank that sleeps, its library's threads with it, uses less
 LAST_LINES, LONGEST_LINE = 8, 200  # of what a rank printed before it died, that the message repeats
 
@@ -241,7 +243,7 @@ def _death(code: int, printed: str) -> str:
 
 def _hang(running: Mapping[int, _Rank], started: list[_Rank], board: Board) -> str:
     beats = {number: board.read(number) for number in running}
-    stopped = [number for number, rank in running.items() if _doing(rank.pid) == "stopped"]
+    stopped = [number for number, rank in running.items() if "T" in _states(rank.pid)]
     number = stopped[0] if stopped else laggard(beats)
     rank, last = running[number], beats[number]
     waited_seconds = time.monotonic() - last.monotonic_seconds
@@ -260,14 +262,30 @@ def _hang(running: Mapping[int, _Rank], started: list[_Rank], board: Board) -> s
 
 
 def _doing(pid: int) -> str:
-    """What Linux knows of a process that has not moved: of any of its threads. Elsewhere nothing."""
+    """What Linux knows of a process that has not moved, most of the times it is looked at. Elsewhere nothing.
+
+    Who computes is always ready to, however busy the machine; a thread of who sleeps may wake for a moment.
+    """
+    looks = []
+    for _ in range(LOOKS):
+        states = _states(pid)
+        if "T" in states:
+            return "stopped"
+        if states:
+            looks.append("R" in states)
+        time.sleep(LOOK_SECONDS)
+    if not looks:
+        return ""
+    return "computing" if sum(looks) * 2 > len(looks) else "asleep"
+
+
+def _states(pid: int) -> set[str]:
+    """Of all its threads: R is running or ready to, S asleep, T stopped (proc(5))."""
     states = set()
     for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             states.add(thread.read_text().rpartition(")")[2].split()[0])
-    if not states:
-        return ""
-    return "stopped" if "T" in states else "computing" if "R" in states else "asleep"
+    return states
 
 
 def _printed(started: list[_Rank]) -> list[str]:
