@@ -138,6 +138,7 @@ class Conventions:
         True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)
     )
     sends_after_reductions: bool = False  # does a stage's last backward end, and then send, when gradients are reduced?
+    sends_parts: bool = False  # each tensor-parallel rank sends its part of what they share, which the next stage gathers
     stage_keeps_buffers: bool = False  # a stage has room for what it receives of each micro-batch, for the whole run
     chunk_weights: Literal["window", "aligned"] = "window"  # of several chunks of a rank: see `schedule.turns`
     optimizer_sums: int = 1  # how often the optimizer carries out a sum over tp that backward left pending

@@ -44,17 +44,28 @@ def _changed(change: Callable[[Conventions, Job], Conventions]) -> Callable[[Mod
 
 def _of_2021(stated: Conventions, job: Job) -> Conventions:
     """Apex's fused norm and optimizer, and kernels that the JIT makes of bias, GELU and dropout; a loss of three
-    reductions.
+    reductions; stages send in parts (Megatron's scatter/gather, DeepSpeed's `PartitionedTensor` in pipe/engine.py).
     """
     fused: frozenset[Fused] = frozenset({"norm", "activation", "optimizer"})
     return replace(
-        stated, fused=fused, loss_reductions=3, stand_ins=False, reduces_beside=False, attention_library="flash"
+        stated,
+        fused=fused,
+        loss_reductions=3,
+        stand_ins=False,
+        reduces_beside=False,
+        attention_library="flash",
+        sends_parts=True,
     )
 
 
 def _of_sc21(stated: Conventions, job: Job) -> Conventions:
     """Its gradients are reduced in half precision (without `--accumulate-allreduce-grads-in-fp32`)."""
     return replace(_of_2021(stated, job), numerics=Numerics(job.dtype, job.dtype, job.dtype, _states(job)))
+
+
+def _sc21(model: Model, job: Job, structure: Structure) -> Conventions:
+    """Without a pipeline it has PyTorch's DDP, which reduces beside the backward (examples/sc21/run_table_1.sh)."""
+    return replace(_of_sc21(conventions(model, job, structure), job), reduces_beside=not structure.pipelined)
 
 
 IPG_BYTES = 2 * 500_000_000
@@ -85,7 +96,7 @@ OF_2021 = replace(
     rules=UNEVEN,
     fp8=False,
 )
-SC21 = replace(OF_2021, conventions=_changed(_of_sc21))
+SC21 = replace(OF_2021, conventions=_sc21)
 ZERO_3_OF_2021 = replace(
     DEEPSPEED,
     version="of 2021",

@@ -16,7 +16,7 @@ from nanum.arrays import most, take
 from nanum.conventions import Conventions
 from nanum.layout import Layout, Structure
 from nanum.parallel.chain import Chain, Half
-from nanum.program import PIPELINE_STREAM, Collective, Held, Node, Repeat, Wait
+from nanum.program import PIPELINE_STREAM, Collective, Held, Node, Phase, Repeat, Wait
 from nanum.schedule import KINDS, WARMUP, runs
 
 LOSS_BYTES = 4
@@ -225,7 +225,7 @@ def step(
     """
     stage = chain.stage
     end: list[Node] = [*data.optimizer(), *([] if structure.pipelined else [_logits(chain)])]
-    send = _send(chain, "forward", (chain.pp > 1) * 1)
+    send = _send(chain, "forward", (chain.pp > 1) * 1, in_parts=_sends_parts(conventions, structure))
     given = chain.input_bytes * (stage.embeds | stage.heads)
     if chain.target_bytes is not None:
         given = chain.input_bytes * stage.embeds + chain.target_bytes * stage.heads
@@ -298,7 +298,9 @@ def _forward(
         end.append(_logits(chain))  # the frame's of the micro-batch before are overwritten
     if conventions.stage_keeps_output:
         end.append(Held("activations", size * stage.onward, "stage output"))
-    return [*begin, *nodes, *end, _send(chain, "forward", stage.onward)]
+    parts = _sends_parts(conventions, structure)
+    gathered = [_gather(chain, "forward", stage.back)] if parts else []
+    return [*begin, *gathered, *nodes, *end, _send(chain, "forward", stage.onward, in_parts=parts)]
 
 
 def _backward(
@@ -323,7 +325,10 @@ def _backward(
         if conventions.step_keeps_logits and structure.pipelined:
             end.append(_logits(chain))  # a stage's output, which its backward has from the forward pass
             end.append(Held("activations", LOSS_BYTES * stage.heads, "loss"))
-        end.append(_send(chain, "backward", stage.back))
+        parts = _sends_parts(conventions, structure)
+        if parts:
+            begin.append(_gather(chain, "backward", stage.onward))
+        end.append(_send(chain, "backward", stage.back, in_parts=parts))
     if half != "input" and conventions.stage_keeps_buffers:
         end.append(Held("activations", size * (stage.onward + stage.hands_on)))
         end.append(Held("activations", size * (stage.back + stage.takes) * chain.keeps_input))
@@ -365,8 +370,22 @@ def _lingers(position: Position, conventions: Conventions, structure: Structure)
     return ((ahead >= 2) & (2 * ahead - 2 < m)) * 1
 
 
-def _send(chain: Chain, phase: Any, presence: Any) -> Collective:
+def _sends_parts(conventions: Conventions, structure: Structure) -> bool:
+    """Is what tensor-parallel ranks all have sent in parts? What is split along the sequence already, each sends whole."""
+    return conventions.sends_parts and structure.tensor == "tensor"
+
+
+def _send(chain: Chain, phase: Phase, presence: Any, *, in_parts: bool) -> Collective:
     size = chain.output_bytes * presence
+    if in_parts:
+        size = size // chain.tp
     return Collective(
         "send", ("pp",), phase, "activations", chain.dtype, chain.pp, presence, size, size, PIPELINE_STREAM, "send"
     )
+
+
+def _gather(chain: Chain, phase: Phase, presence: Any) -> Collective:
+    """Of what came in parts, over the ranks that have them (Narayanan et al., arXiv 2104.04473, section 4.1)."""
+    size = chain.output_bytes * presence
+    wire = size // chain.tp * (chain.tp - 1)
+    return Collective("all_gather", ("tp",), phase, "activations", chain.dtype, chain.tp, presence, size, wire)
