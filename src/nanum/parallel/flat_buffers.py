@@ -264,11 +264,13 @@ class FlatBuffers:
 
     # --- forward and backward ---------------------------------------------------------------------------------------
     def forward(self, *, gathers: bool, first: bool) -> list[Node]:
-        """The `first` forward of a step fetches what the optimizer updated. ZeRO-3 gathers in each that `gathers`."""
+        """The `first` forward of a step fetches what the optimizer updated, where the update itself does not. ZeRO-3
+        gathers in each that `gathers`.
+        """
         if not (gathers if self._zero == 3 else first and self._zero):
             return self.chain.forward(lambda place: ([], []), [])
-        if self._after and not self._several:
-            return [*self._all("gather"), *self.arrive("gather"), *self.chain.forward(lambda place: ([], []), [])]
+        if self._after:
+            return self.chain.forward(lambda place: ([], []), [])
         return self._gathering("forward", lambda place: ([], self._reshard(place) if self.structure.reshard else []))
 
     def _gathering(self, direction: Direction, around: Around) -> list[Node]:
@@ -318,7 +320,7 @@ class FlatBuffers:
     def _all(self, ticket: Literal["gather", "reduce"]) -> list[Node]:
         """Begin to gather, or to reduce, all of a stage."""
         nodes: list[Node] = []
-        phase: Phase = "forward" if ticket == "gather" else "backward"
+        phase: Phase = "optimizer" if ticket == "gather" else "backward"
         for each in self.buffers:
 
             def exchanges(b: Buffer) -> Sequence[Collective | None]:
@@ -332,6 +334,8 @@ class FlatBuffers:
     def gather_ahead(self, ticket: str) -> list[Node]:
         """Begin to gather all of a chunk, but on the first stage."""
         nodes: list[Node] = []
+        if self._after:
+            return nodes
         for each in self.buffers:
             nodes += self._whole(each, lambda b: b.gather, ticket, "forward", 1 - self._by_parts)
             nodes += self._calls(each, each.layers[0].gather, ticket, "forward", 1 - self._by_parts)
@@ -423,6 +427,9 @@ class FlatBuffers:
         nodes.append(Compute("clip_grads", "optimizer", 0.0, 2 * grads, n.grad_dtype))
         nodes.append(Compute("optimizer", "optimizer", 0.0, moved, "fp32"))
         nodes.append(Compute("zero_grads", "optimizer", 0.0, whole, n.grad_dtype))
+        if self._zero and self._after:  # on all stages at once, and not as each begins
+            for chunk in chunks:
+                nodes += [*chunk._all("gather"), *chunk.arrive("gather")]
         return nodes
 
     @property
