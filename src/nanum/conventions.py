@@ -32,7 +32,8 @@ def with_adapters(names: Iterable[str], trained: Trained) -> tuple[str, ...]:
     )
 
 
-Fused = Literal["norm", "rotary", "activation", "loss", "optimizer"]
+Fused = Literal["norm", "rotary", "activation", "loss", "optimizer", "residual", "softmax"]
+"""`residual` is one kernel with the dropout before it; the `softmax` of eager scores knows which the mask hides."""
 FUSABLE: frozenset[Fused] = frozenset({"norm", "rotary", "activation", "loss"})
 
 
@@ -124,6 +125,7 @@ class Conventions:
     recompute_stops_early: bool  # at the last tensor that backward needs (torch), or the whole forward again (Megatron)
     selective: Kept  # by selective recompute
     grads_resident: bool  # gradients live in a buffer for the whole run, and matmuls add into it
+    adds_apart: int = 0  # bytes moved for an element of these where kernels of their own add it, after the matmul's
     loss_kernel: Literal["cross_entropy", "softmax", "in_place"] = (
         "cross_entropy"  # PyTorch's; the fp32 softmax is kept and becomes its gradient; the logits become it
     )
@@ -133,12 +135,14 @@ class Conventions:
         0,
         0,
     )  # bytes beside flat buffers: an element, a shard's element, and in all
-    stored_as_one: tuple[tuple[str, ...], ...] = ()  # weights that are one matrix together, by their rows
+    stored_as_one: tuple[tuple[str, ...], ...] = ()  # weights that are one matrix together, by their rows: one product
     stage_keeps_output: bool = (
         True  # a pipeline stage holds its output until its backward (torch), or frees it (Megatron)
     )
     sends_after_reductions: bool = False  # does a stage's last backward end, and then send, when gradients are reduced?
-    sends_parts: bool = False  # each tensor-parallel rank sends its part of what they share, which the next stage gathers
+    sends_parts: bool = (
+        False  # each tensor-parallel rank sends its part of what they share, which the next stage gathers
+    )
     stage_keeps_buffers: bool = False  # a stage has room for what it receives of each micro-batch, for the whole run
     chunk_weights: Literal["window", "aligned"] = "window"  # of several chunks of a rank: see `schedule.turns`
     optimizer_sums: int = 1  # how often the optimizer carries out a sum over tp that backward left pending

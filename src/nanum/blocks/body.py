@@ -11,6 +11,7 @@ from nanum.conventions import EVERYTHING, Conventions, Kept
 from nanum.job import ALL, Trained
 from nanum.layout import Structure
 from nanum.operators.halves import Halves, halves
+from nanum.operators.joined import join
 from nanum.operators.lifetimes import split_step
 from nanum.operators.tape import Tape
 from nanum.program import Held, Mark, Node
@@ -205,7 +206,9 @@ def emit(
     tape.begin_shared()
     tape.run_backward()
     dx = tape.grad(x) if x is not None and given_grad else None
-    return Emitted(tape, x, y, dy, dx, tape.end_shared())
+    borrowed = tape.end_shared()
+    join(tape)
+    return Emitted(tape, x, y, dy, dx, borrowed)
 
 
 def _cut(nodes: tuple[Node, ...], mark: str, *, keep: str) -> tuple[tuple[Node, ...], tuple[Node, ...]]:

@@ -92,7 +92,7 @@ def selective(modules: tuple[str, ...]) -> Kept:
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
     return Conventions(
         numerics=numerics(job),
-        fused=FUSABLE | {"optimizer"},
+        fused=FUSABLE | {"optimizer", "residual"},
         dtensor=False,
         regather=True,
         tp_grads_at_once=False,

@@ -42,11 +42,16 @@ def _changed(change: Callable[[Conventions, Job], Conventions]) -> Callable[[Mod
     return changed
 
 
+ADDED = {"fp16": 2 + 2 + 2, "bf16": 2 + 4 + 4 + 4 + 4, "fp32": 4 + 4 + 4}
+"""Bytes to add a gradient to another: in its own precision; or bf16 to fp32, which is made fp32 before."""
+
+
 def _of_2021(stated: Conventions, job: Job) -> Conventions:
-    """Apex's fused norm and optimizer, and kernels that the JIT makes of bias, GELU and dropout; a loss of three
-    reductions; stages send in parts (Megatron's scatter/gather, DeepSpeed's `PartitionedTensor` in pipe/engine.py).
+    """Apex's fused norm and optimizer, its own softmax, and kernels that the JIT makes of bias, GELU and dropout; a loss of three
+    reductions; stages send in parts (Megatron's scatter/gather, DeepSpeed's `PartitionedTensor` in pipe/engine.py); a
+    hook adds each gradient to its buffer (`main_grad.add_`: reads both, writes one), which a matmul did from 2022 on.
     """
-    fused: frozenset[Fused] = frozenset({"norm", "activation", "optimizer"})
+    fused: frozenset[Fused] = frozenset({"norm", "activation", "optimizer", "residual", "softmax"})
     return replace(
         stated,
         fused=fused,
@@ -55,6 +60,7 @@ def _of_2021(stated: Conventions, job: Job) -> Conventions:
         reduces_beside=False,
         attention_library="flash",
         sends_parts=True,
+        adds_apart=ADDED[job.dtype],
     )
 
 
@@ -106,6 +112,7 @@ MEGATRON_DEEPSPEED = replace(OF_2021, version="Megatron-DeepSpeed (2021 to 2022)
 ZERO_BUBBLE = replace(
     OF_2021,
     version="sail-sg/zero-bubble-pipeline-parallelism (2023)",
+    conventions=_changed(lambda stated, job: replace(_of_2021(stated, job), adds_apart=0)),
     layers_of_stage=weighed_layers,
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv"),
 )

@@ -26,8 +26,9 @@ def of_2024(model: Model, job: Job, structure: Structure) -> Conventions:
 
 
 def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
-    """MPT's default attention of its time, FlashAttention 1 in Triton (attn_impl: triton)."""
-    return replace(conventions(model, job, structure), attention_library="triton")
+    """MPT's default attention of its time, FlashAttention 1 in Triton (attn_impl: triton), of one product (`Wqkv`)."""
+    one = (("wq", "wk", "wv"),)
+    return replace(conventions(model, job, structure), attention_library="triton", stored_as_one=one)
 
 
 LLM_FOUNDRY = replace(TORCHTITAN, name="torchtitan for llm-foundry", conventions=of_llm_foundry)

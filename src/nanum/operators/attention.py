@@ -53,7 +53,7 @@ def attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float, wind
     queries need. An eager kernel masks what is outside the window; a flash kernel leaves it out.
     """
     with t.region(ATTENTION_CORE):
-        return _flash(t, q, k, v, window) if t.flash else _eager(t, q, k, v, probability)
+        return _flash(t, q, k, v, window) if t.flash else _eager(t, q, k, v, probability, window)
 
 
 def _heads(q: Tensor, name: str, dims: tuple[str, ...], dtype: str) -> Tensor:
@@ -142,8 +142,10 @@ def _flash(t: Tape, q: Tensor, k: Tensor, v: Tensor, window: Window) -> Tensor:
     return t.then(out, transpose)
 
 
-def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
-    """Saves q, k, v, and of each head's S x T scores: the softmax, and under dropout its mask and its result."""
+def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float, window: Window) -> Tensor:
+    """Saves q, k, v, and of each head's S x T scores: the softmax, and under dropout its mask and its result. A fused
+    softmax reads no scores that are masked (Megatron's scaled_upper_triang_masked_softmax).
+    """
     scores = _heads(q, "core_scores", ("B", "A", "S", "T"), t.dtype)
     s = _keys(t, k)
     flops = 2.0 * t.shapes.elements(q.dims, q.split) * s
@@ -156,11 +158,12 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tens
         t.emit(name, reads, (out,), flops, (tall, n, summed), products=heads)
 
     product("core_scores", (q, k), scores, wide=True)
-    probs = t.kernel("core_softmax", (scores,), scores)
+    unread = -t.shapes.bytes(scores) // 2 if window.causal and "softmax" in t.conventions.fused else 0
+    t.emit("core_softmax", (scores,), (probs := scores.like(name="core_softmax"),), besides=unread)
 
     def softmax_transpose() -> None:
         d = t.grad(probs)
-        t.emit("d_core_softmax", (d, probs), (ds := scores.like(),))
+        t.emit("d_core_softmax", (d, probs), (ds := scores.like(),), besides=2 * unread)
         for name, x, other in (("dq", q, k), ("dk", k, q)):
             if t.requires_grad(x):
                 product(name, (ds, other), dx := _gradient(q, x), wide=False)

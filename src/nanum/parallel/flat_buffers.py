@@ -357,6 +357,15 @@ class FlatBuffers:
     def _reshard(self, place: Place) -> list[Node]:
         return [Held("params", -self._gathered(place.part))] if self._zero == 3 else []
 
+    def _added(self, buffers: list[Buffer]) -> list[Node]:
+        """Gradients are added to those of earlier micro-batches, tensor by tensor."""
+        size = sum(b.elements for b in buffers) * self.conventions.adds_apart
+        calls = sum(len(b.sizes) for b in buffers)
+        add = Compute(
+            "add_grads", "backward", 0.0, size, self.conventions.numerics.grad_dtype, launches=calls, calls=calls
+        )
+        return [add] if self.conventions.adds_apart else []
+
     def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
         """Gradients are reduced in the last backward or, where they are stored split, in each. In halves the second has
         the weights'.
@@ -372,7 +381,7 @@ class FlatBuffers:
             transient = sum(b.transient_grads_bytes for b in buffers)
             leave = self._reshard(place) if frees else []
             if zero < 2:
-                leave.append(Held("grads", -transient))
+                leave += [*self._added(buffers), Held("grads", -transient)]
                 if last and not self._several and not self._after:
                     reduce = [c for b in buffers for c in b.reduce]
                     leave += [node for c in reduce for node in self._start(c, "reduce", "backward", self._by_parts)]
