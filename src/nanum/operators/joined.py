@@ -69,7 +69,8 @@ def _residuals(tape: Tape, ops: list[Op]) -> None:
             if t not in dropped:
                 continue
             first, last = ops[dropped[t]], ops[i]
-            assert isinstance(first.node, Compute) and isinstance(last.node, Compute)
+            assert isinstance(first.node, Compute)
+            assert isinstance(last.node, Compute)
             moved = first.node.bytes_moved + last.node.bytes_moved - 2 * tape.shapes.bytes(t)
             ops[dropped[t]] = replace(first, node=None)
             ops[i] = replace(last, node=replace(last.node, bytes_moved=moved))

@@ -371,7 +371,7 @@ def _lingers(position: Position, conventions: Conventions, structure: Structure)
 
 
 def _sends_parts(conventions: Conventions, structure: Structure) -> bool:
-    """Is what tensor-parallel ranks all have sent in parts? What is split along the sequence already, each sends whole."""
+    """Is what tensor-parallel ranks all have sent in parts? Of what is split along the sequence each sends its own."""
     return conventions.sends_parts and structure.tensor == "tensor"
 
 
