@@ -47,8 +47,8 @@ ADDED = {"fp16": 2 + 2 + 2, "bf16": 2 + 4 + 4 + 4 + 4, "fp32": 4 + 4 + 4}
 
 
 def _of_2021(stated: Conventions, job: Job) -> Conventions:
-    """Apex's fused norm and optimizer, its own softmax, and kernels that the JIT makes of bias, GELU and dropout; a loss
-    of three reductions; stages send in parts (Megatron's scatter/gather, DeepSpeed's `PartitionedTensor` in
+    """Apex's fused norm and optimizer, its own softmax, and kernels that the JIT makes of bias, GELU and dropout; a
+    loss of three reductions; stages send in parts (Megatron's scatter/gather, DeepSpeed's `PartitionedTensor` in
     pipe/engine.py); a hook adds each gradient to its buffer (`main_grad.add_`), which a matmul did from 2022 on.
     """
     fused: frozenset[Fused] = frozenset({"norm", "activation", "optimizer", "residual", "softmax"})

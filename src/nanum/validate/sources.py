@@ -122,7 +122,7 @@ SOURCES: dict[str, Source] = {
     ),
     "sc21": Source(
         kin.SC21, "gpt",
-        (GPT, "micro-batches and virtual stages of table 1 are its scripts'", "table 2's interleaving: not stated, 1f1b",
+        (GPT, "micro-batches and virtual stages of table 1 are its scripts'", "table 2 names no interleaving: 1f1b",
          "ZeRO-3 rows are DeepSpeed's of 2021, which is taken to gather weights when they are needed"),
         precision="fp16", recompute="full", attention="eager", network="200 Gb/s",
     ),
