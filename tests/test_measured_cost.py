@@ -356,4 +356,4 @@ def test_a_prediction_lists_the_grids_it_rests_on_and_no_coefficient_that_none_n
     assert listed["matmul, bf16 nt"]["source"] == "8 points, 5 samples each: a test"
     assert listed["all_gather, 8 ranks on 1 nodes"]["source"].endswith("a test")
     assert listed["compute beside an exchange, over alone"]["value"] == 1.2
-    assert not [what for what in listed if what.startswith(("matmul depth", "attention forward over"))]
+    assert not [what for what in listed if what.startswith(("matmul result", "attention forward over"))]

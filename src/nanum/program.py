@@ -52,6 +52,7 @@ class Compute:
     tensors: Quantity = 0  # parameters that an optimizer goes over, one by one
     sharded: bool = False  # are they DTensors?
     products: Quantity = 1
+    element_bytes: int = 2  # of a matmul: what is written for each element of its result, and read where it is added to
     launches: Quantity = 1
     calls: int = 1  # of kernels by the host, where an engine's code launches more than this operation counts
     on_host: bool = False  # done by the host's processors, in their memory, while the device waits

@@ -74,7 +74,7 @@ class Ranges:
 class Coefficients:
     """The numbers of both files."""
 
-    matmul_depth: Stated
+    matmul_unhidden: Stated
     matmul_tile: Stated
     matmul_best_fraction: Stated
     launch_seconds: Stated
@@ -123,7 +123,7 @@ def coefficients(without: str = "") -> Coefficients:
         for entry in table["family"]
     )
     return Coefficients(
-        matmul_depth=Stated(**table["matmul"]["depth"]),
+        matmul_unhidden=Stated(**table["matmul"]["unhidden"]),
         matmul_tile=Stated(**table["matmul"]["tile"]),
         matmul_best_fraction=Stated(**table["matmul"]["best_fraction"]),
         launch_seconds=Stated(**table["launch"]["seconds"]),

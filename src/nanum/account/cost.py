@@ -100,8 +100,9 @@ class Cost:
     def compute_seconds(self, node: Compute) -> Quantity:
         """Seconds of one kernel; 0 where it does nothing.
 
-        A matmul of m n k = flops / 2 (a batch of them counts all its tiles) takes flops / sustained * (1 + depth / k)
-        * (1 + tile * launches * multiprocessors * TILE_AREA * 2k / flops), or its memory time if that is longer.
+        A matmul of m n k = flops / 2 (a batch of them counts all its tiles) takes flops / sustained
+        * (1 + tile * launches * multiprocessors * TILE_AREA * 2k / flops), and the `unhidden` part of the time to write
+        its result; or its memory time if that is longer.
         A flash attention kernel counts causal FLOPs. A kernel that was measured on the cluster takes what it took.
 
         Raises:
@@ -124,7 +125,8 @@ class Cost:
         known, chip = self.coefficients, self.cluster.chip
         of = ["attention", node.attention] if node.attention else ["matmul"] if node.shape else []
         self._stood_in.update(("memory", *of))
-        seconds = node.bytes_moved / (chip.memory_bytes_per_second.value * known.fitted.memory.value)
+        bandwidth = chip.memory_bytes_per_second.value * known.fitted.memory.value
+        seconds = node.bytes_moved / bandwidth
         if node.attention:
             way = node.attention, "backward" if node.phase == "backward" else "forward"
             share = known.family(chip.name).attention[way].value * known.fitted.attention.value
@@ -132,8 +134,9 @@ class Cost:
         elif node.shape:
             k = node.shape[2]
             unfilled = 2 * known.matmul_tile.value * chip.multiprocessors.value * TILE_AREA * k * node.launches
-            busy = (node.flops + unfilled) * (1 + known.matmul_depth.value / k) / self._matmul_rate(node)
-            seconds = np.maximum(busy, seconds)
+            written = node.element_bytes * node.flops / (2 * k)  # bytes
+            unhidden = written * known.matmul_unhidden.value / bandwidth
+            seconds = np.maximum((node.flops + unfilled) / self._matmul_rate(node) + unhidden, seconds)
         return np.maximum(seconds, known.launch_seconds.value)
 
     def _matmul_rate(self, node: Compute) -> Quantity:
@@ -337,7 +340,7 @@ class Cost:
                 stated.append(("fp8 matmul over bf16's, each over its best", fitted.matmul_fp8, "ratio"))
         of = {
             "matmul": [
-                ("matmul depth, in elements of k", known.matmul_depth, "count"),
+                ("matmul result, written when its products are done, of all", known.matmul_unhidden, "ratio"),
                 ("matmul tile, in tiles of each multiprocessor", known.matmul_tile, "count"),
                 ("matmul in a step over alone", fitted.matmul, "ratio"),
                 (f"matmul typical over best, {family.name} family", family.matmul or fitted.matmul_untabled, "ratio"),

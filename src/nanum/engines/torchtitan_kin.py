@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanum.conventions import FUSABLE, Conventions, fp8_gather
+from nanum.engines.engine import Engine
 from nanum.engines.torchtitan import TORCHTITAN, conventions
 from nanum.job import Job
 from nanum.layout import Structure
@@ -29,6 +30,17 @@ def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
     """MPT's default attention of its time, FlashAttention 1 in Triton (attn_impl: triton), of one product (`Wqkv`)."""
     one = (("wq", "wk", "wv"),)
     return replace(conventions(model, job, structure), attention_library="triton", stored_as_one=one)
+
+
+def asynchronous(engine: Engine) -> Engine:
+    """With `experimental.enable_async_tensor_parallel`: gathers and scatters of tensor parallelism are in pieces, each
+    beside the product of another (PyTorch's symmetric memory, `_micro_pipeline_tp`).
+    """
+
+    def behind(model: Model, job: Job, structure: Structure) -> Conventions:
+        return replace(engine.conventions(model, job, structure), tp_behind=True)
+
+    return replace(engine, version=f"{engine.version}, asynchronous tensor parallelism", conventions=behind)
 
 
 LLM_FOUNDRY = replace(TORCHTITAN, name="torchtitan for llm-foundry", conventions=of_llm_foundry)

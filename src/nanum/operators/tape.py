@@ -154,6 +154,7 @@ class Tape:
         products: Any = 1,
         launches: Any = 1,
         besides: Any = 0,
+        element_bytes: int | None = None,
         holds: Iterable[Tensor] = (),
     ) -> None:
         """`holds` are not read, but held until it is done (an autograd node's own, until the node ends). `besides` are
@@ -167,6 +168,7 @@ class Tape:
             name, self._phase, flops, moved, dtype or self.dtype, shape,
             self.conventions.attention_library if attention else "", operands,
             products=products, launches=launches, calls=self.conventions.calls,
+            element_bytes=element_bytes or ITEMSIZE[self.dtype],
         )  # fmt: skip
         self._append(Op(name, (*reads, *holds), writes, kernel, self._regions))
 
@@ -351,13 +353,16 @@ class Tape:
         if fp8:
             a, b = self.quantized(a), self.quantized(b)
         m, n, k = (self.shapes.elements(d, split) for d in (kept_a, kept_b, summed))
-        batch, grad_dtype = tuple(d for d in kept_a if d in b.dims), self.conventions.numerics.grad_dtype
+        batch = tuple(d for d in kept_a if d in b.dims)
         products = self.shapes.elements(batch, split)
+        c = self.conventions  # a product that adds to what is resident reads and writes it
+        of_buffer = ITEMSIZE[self.dtype] if c.adds_apart else 2 * ITEMSIZE[c.numerics.grad_dtype]
+        element_bytes = ITEMSIZE[self.dtype] if size is None else of_buffer
         self.emit(
             name, (a, b), (out,), 2.0 * m * n * k, (m, n, k), operands=_order(a, b, summed),
             dtype="fp8" if fp8 else None, products=products,
-            launches=products if self.conventions.experts_apart and batch == ("E",) else 1,
-            besides=0 if size is None else 2 * self.shapes.elements(dims, rule.split) * ITEMSIZE[grad_dtype],
+            launches=products if c.experts_apart and batch == ("E",) else 1, element_bytes=element_bytes,
+            besides=0 if size is None else self.shapes.elements(dims, rule.split) * element_bytes,
         )  # fmt: skip
         return out
 

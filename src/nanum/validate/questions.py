@@ -174,12 +174,12 @@ def _recompute(row: Row, source: Source) -> Recompute:
 
 def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
     tp, pp, cp, ep = (row[f"layout.{axis}"] or 1 for axis in ("tp", "pp", "cp", "ep"))
-    dp, micro_batch = row["layout.dp"], row["micro_batch"] or source.micro_batch
+    dp, micro_batch = row["layout.dp"], row["micro_batch"]
     if dp is None and row["layout.gpus"] is not None:
         dp = max(row["layout.gpus"] // (tp * pp * cp), 1)
     if micro_batch is None:
         why.append("the micro-batch is not stated")
-    schedule, chunks = _schedule(row, pp, why)
+    schedule, chunks = _schedule(row, pp, source, why)
     if micro_batch is None or dp is None or schedule is None:
         return None
     zero = source.zero if row["layout.zero_stage"] is None else row["layout.zero_stage"]
@@ -211,9 +211,10 @@ def _cp_kind(row: Row, source: Source) -> Literal["ring", "allgather", "ulysses"
     return "allgather" if source.fully_shards else "ring"
 
 
-def _schedule(row: Row, pp: int, why: list[str]) -> tuple[Schedule | None, int]:
+def _schedule(row: Row, pp: int, source: Source, why: list[str]) -> tuple[Schedule | None, int]:
     """The schedule and its stages a rank. A row's `vpp` in words is as many as there are layers, or nearly."""
-    said, chunks = row["schedule"], row["layout.vpp"] or 1
+    known = (v for v in source.virtual_stages if (row["model.layers"] or 0) % (pp * v) == 0)
+    said, chunks = row["schedule"], row["layout.vpp"] or next(known, 1)
     if not isinstance(chunks, int):  # each layer a stage; embedding and head count as one
         chunks = ((row["model.layers"] or 0) + 2) // pp
     if pp == 1:

@@ -11,7 +11,7 @@ from typing import Literal
 from nanum import engines
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
-from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TORCHTITAN_2024
+from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TORCHTITAN_2024, asynchronous
 from nanum.job import Precision
 from nanum.layout import Dispatcher, Recompute
 from nanum.validate.rows import Row
@@ -33,7 +33,7 @@ class Source:
     attention: Literal["flash", "eager"] = "flash"
     network: str | None = None  # bandwidth between nodes of one GPU; None is the default link
     vocab: int | None = None  # where a row names none
-    micro_batch: int | None = None  # where a row names none
+    virtual_stages: tuple[int, ...] = ()  # the first that divides a rank's layers, where a row names none
     reshard: bool | None = None  # None is the engine's own
     sequence_parallel: bool = False  # where a row does not say
     dispatcher: Dispatcher = "alltoall"
@@ -96,7 +96,6 @@ _TITAN_2025 = replace(
     engine="torchtitan",
     assumed=(
         "today's torchtitan, where it was 2025's",
-        "asynchronous tensor parallelism is not modelled",
         *_TITAN.assumed[:1],
     ),
 )
@@ -122,9 +121,10 @@ SOURCES: dict[str, Source] = {
     ),
     "sc21": Source(
         kin.SC21, "gpt",
-        (GPT, "micro-batches and virtual stages of table 1 are its scripts'", "table 2 names no interleaving: 1f1b",
+        (GPT, "micro-batches and virtual stages of table 1 are its scripts'",
+         "table 2's virtual stages are not stated: as many of three and two as a rank's layers divide into",
          "ZeRO-3 rows are DeepSpeed's of 2021, which is taken to gather weights when they are needed"),
-        precision="fp16", recompute="full", attention="eager", network="200 Gb/s",
+        precision="fp16", recompute="full", attention="eager", network="200 Gb/s", virtual_stages=(3, 2),
     ),
     "bs176": Source(
         kin.MEGATRON_DEEPSPEED, "bloom",
@@ -165,6 +165,8 @@ def source_of(row: Row) -> Source:
         return OTHER_SHARDED if zero == 3 else OTHER
     if zero == 3 and row.source in ("sc21", "jz"):
         return replace(known, engine=kin.ZERO_3_OF_2021, zero=3)
+    if "async TP" in (row["overlap"] or ""):
+        return replace(known, engine=asynchronous(known.loaded()))
     container = CONTAINER.search(row["source"] or "")
     if known.engine is kin.BRIDGE and container and float(container[1]) >= 26.06:
         return replace(known, engine=kin.BRIDGE_2606)
