@@ -370,6 +370,7 @@ class Tape:
         """In fp8, as each side of a product reads it. Weights are quantized wherever they are used, unless they were
         before they were gathered: then backward, where nothing was kept for it, lays them the other way round for its
         product (torchao, float8_ops.py: `preprocess_addmm`; Transformer Engine does once, when they are gathered).
+        The scale of what is `remade` (torchao's dynamic scaling, float8_scaling_utils.py) is of the whole tensor.
         Where inputs are `kept` (Transformer Engine), weights are quantized once, in the first micro-batch, which is not
         counted, and activations by the kernel that makes them.
         """
@@ -381,7 +382,9 @@ class Tape:
         if t not in self._quantized or t.category == "params":
             out = self._quantized[t] = t.like(name="quantize", size=None, dtype="fp8")
             moved: Any = self.shapes.bytes(out)
-            if self.conventions.fp8 == "remade" or self._phase == "backward":
+            if self.conventions.fp8 == "remade":  # read for its largest value, and again to be scaled by that
+                moved = moved + 2 * self.shapes.bytes(t)
+            elif self._phase == "backward":
                 moved = moved + self.shapes.bytes(t)
             elif t.category == "params":
                 moved = 0 * moved

@@ -106,7 +106,8 @@ def _started(ask: Callable[[subprocess.Popen[bytes]], None]) -> Iterator[None]:
             yield
         finally:
             process.kill()
-            thread.join()
+            if thread.ident is not None:  # an interrupt may come before it is started
+                thread.join()
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
