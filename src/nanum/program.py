@@ -16,7 +16,7 @@ Quantity = Any  # int | float | np.ndarray: one number, or one for each of many 
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 Operands = Literal["nt", "nn", "tn", "tt"]
 Library = Literal["", "flash", "cudnn", "triton"]
-Behind = Literal["", "product", "batch"]
+Behind = Literal["", "product"]
 Category = Literal["params", "grads", "optimizer_states", "activations", "buffers"]
 
 
@@ -27,7 +27,10 @@ REDUCER_STREAM = "reducer"
 CONTEXT_STREAM = "context"
 """Exchanges beside others' work in one operation: a ring's of keys and values, beside the attention that is at work on
 those before; of tokens between nodes, beside those within a node."""
-AWAITED_STREAMS = (DATA_STREAM, REDUCER_STREAM, CONTEXT_STREAM)
+EXPERTS_STREAM = "experts"
+"""Exchanges of experts beside the compute of another micro-batch, which all are awaited when a pass is done."""
+EXPERTS_TICKET = "experts"
+AWAITED_STREAMS = (DATA_STREAM, REDUCER_STREAM, CONTEXT_STREAM, EXPERTS_STREAM)
 HOST_STREAM = "host"
 """Copies to the host's memory that go beside the compute. Those back that a gather needs are before it, on its own."""
 PIPELINE_STREAM = "pipeline"
@@ -67,7 +70,7 @@ class Collective:
     along in buckets whose calls are counted elsewhere. `stream` names the communication stream it runs on beside the
     compute (it is then started here, and awaited by a `Wait`); None means that the compute waits at once. Where such an
     exchange is cut into as many pieces as there are ranks, each exchanged while the `product` that it belongs to is at
-    work on another, or runs beside the compute of another micro-`batch`, it is `behind` that.
+    work on another, it is `behind` that.
     """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, permute, send; or a copy over the host's link

@@ -26,6 +26,7 @@ from nanum.program import (
     AWAITED_STREAMS,
     CONTEXT_STREAM,
     DATA_STREAM,
+    EXPERTS_STREAM,
     FROM_HOST,
     REDUCER_STREAM,
     TO_HOST,
@@ -173,7 +174,8 @@ class Cost:
             return 0.0
         further = (node.launches - 1) * self.coefficients.launch_seconds.value
         each = node.calls * self.coefficients.fitted.host_seconds.value
-        return ((node.flops > 0) | (node.bytes_moved > 0)) * (each + further)
+        launched = ((node.flops > 0) | (node.bytes_moved > 0)) & (node.calls > 0)  # not by a CUDA graph
+        return launched * (each + further)
 
     # Exchanges.
 
@@ -256,19 +258,19 @@ class Cost:
 
     def blocking_seconds(self, node: Collective) -> Quantity:
         """Of an exchange that the compute waits for at once, the seconds that it really waits: all, or the first piece
-        of as many as there are ranks, or none; and what compute loses beside the rest.
+        of as many as there are ranks, and what compute loses beside the rest.
         """
         seconds = self.collective_seconds(node)
         if not node.behind:
             return seconds
-        seen = 1 / np.maximum(node.group_size, 1) if node.behind == "product" else 0.0
+        seen = 1 / np.maximum(node.group_size, 1)
         return seconds * (seen + (1 - seen) * self.coefficients.fitted.beside.value)
 
     def stream(self, node: Collective) -> str | None:
         """The stream that an exchange runs on here. A device without streams of its own waits for what an engine puts
         on one; what threads of the host carry out (DDP's buckets, sends between stages) still runs beside it.
         """
-        on_device = node.stream in (DATA_STREAM, CONTEXT_STREAM)
+        on_device = node.stream in (DATA_STREAM, CONTEXT_STREAM, EXPERTS_STREAM)
         return None if on_device and not self.cluster.measured.streams else node.stream
 
     def streamed_seconds(self, node: Collective) -> Quantity:

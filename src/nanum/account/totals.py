@@ -14,7 +14,7 @@ from typing import Any
 from nanum.account.cost import Cost
 from nanum.arrays import most, take
 from nanum.once import Once
-from nanum.program import AWAITED_STREAMS, CONTEXT_STREAM, Collective, Compute, Node, Repeat
+from nanum.program import AWAITED_STREAMS, CONTEXT_STREAM, EXPERTS_STREAM, Collective, Compute, Node, Repeat
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def _totals(nodes: tuple[Node, ...], cost: Cost, bodies: Cost, known: Once[Total
             if stream is None:
                 compute = compute + cost.blocking_seconds(node)
             elif stream in AWAITED_STREAMS:
-                if stream != CONTEXT_STREAM:  # it runs beside the others: their sum would be no bound
+                if stream not in (CONTEXT_STREAM, EXPERTS_STREAM):  # beside the others: their sum would be no bound
                     streamed = streamed + cost.streamed_seconds(node)
                 compute = compute + cost.stolen_seconds(node)
         elif isinstance(node, Repeat):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from nanum.conventions import Conventions, Fused, Numerics
@@ -118,24 +119,39 @@ ZERO_BUBBLE = replace(
 )
 
 
-def _of_bridge(stated: Conventions, job: Job) -> Conventions:
-    """Its recipes overlap tensor parallelism with products (`tp_comm_overlap`, Transformer Engine's user buffers)."""
-    return replace(stated, tp_behind=True)
+LAUNCHED = {"none": 2, "partial": 1, "full": 0}
+"""Kernels that the host launches for an operation: those in a CUDA graph it does not. Attention, router and dispatch are
+in a `partial` one, taken for half; all of an iteration in a `full` one.
+"""
 
 
-def _of_bridge_2606(stated: Conventions, job: Job) -> Conventions:
-    """And, lately, experts' exchanges with the other micro-batch's compute (`overlap_moe_expert_parallel_comm`)."""
-    return replace(_of_bridge(stated, job), ep_behind=True)
+@cache
+def bridge(*, overlaps: str, graphs: str, grads: str) -> Engine:
+    """Megatron-Bridge, as its recipes set it (scripts/performance). Exchanges run beside what they belong to: those of
+    tensor parallelism beside its products (`tp_comm_overlap`, Transformer Engine's user buffers), those of experts
+    beside another micro-batch (`overlap_moe_expert_parallel_comm`). Gradients are reduced in fp32, or in `grads`.
+    """
+
+    def recipe(stated: Conventions, job: Job) -> Conventions:
+        return replace(
+            stated,
+            tp_behind="tp_comm_overlap" in overlaps,
+            ep_behind="overlap_moe_expert_parallel_comm" in overlaps,
+            calls=LAUNCHED[graphs],
+            numerics=replace(stated.numerics, grad_dtype=grads or stated.numerics.grad_dtype),
+        )
+
+    said = ", ".join(filter(None, (overlaps, f"CUDA graphs: {graphs}", grads and f"gradients in {grads}")))
+    return replace(
+        MEGATRON,
+        version=f"Megatron-Bridge ({said})",
+        conventions=_changed(recipe),
+        layers_of_stage=equal_or_weighed,
+        rules=UNEVEN,
+    )
 
 
-BRIDGE = replace(
-    MEGATRON,
-    version="Megatron-Bridge before 26.06",
-    conventions=_changed(_of_bridge),
-    layers_of_stage=equal_or_weighed,
-    rules=UNEVEN,
-)
-BRIDGE_2606 = replace(BRIDGE, version="Megatron-Bridge 26.06 and later", conventions=_changed(_of_bridge_2606))
+BRIDGE = bridge(overlaps="tp_comm_overlap", graphs="none", grads="")
 
 
 def _loss_of_te(stated: Conventions, job: Job) -> Conventions:

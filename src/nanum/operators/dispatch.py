@@ -17,7 +17,7 @@ from __future__ import annotations
 from nanum.dtypes import bytes_of
 from nanum.operators.experts import COPIES, Choice
 from nanum.operators.tape import Tape, collective
-from nanum.program import CONTEXT_STREAM, Wait
+from nanum.program import CONTEXT_STREAM, EXPERTS_STREAM, EXPERTS_TICKET, Wait
 from nanum.sharding import Split, Tensor
 
 STATIONS: tuple[tuple[str, tuple[str, str], Split, Split], ...] = (
@@ -110,5 +110,9 @@ def _exchange(
         )
         nodes.append(collective(t.shapes, "all_to_all", (axis,), before, after, t.phase, "activations"))
     between, within = nodes
+    if t.conventions.ep_behind:
+        beside = [node.started(t.phase, EXPERTS_STREAM, EXPERTS_TICKET) for node in (between, within)]
+        t.loop("dispatch", reads, writes, 1, *beside)
+        return
     started = between.started(t.phase, CONTEXT_STREAM, TICKET)
     t.loop("dispatch", reads, writes, 1, started, within, Wait(CONTEXT_STREAM, TICKET))

@@ -18,7 +18,7 @@ from nanum.conventions import Conventions, has_adapter
 from nanum.dtypes import ITEMSIZE, NF4
 from nanum.job import ALL, Trained
 from nanum.layout import DispatchDtype, Dispatcher
-from nanum.program import Collective, Compute, Mark, Node, Operands, Phase, Repeat
+from nanum.program import EXPERTS_STREAM, EXPERTS_TICKET, Collective, Compute, Mark, Node, Operands, Phase, Repeat
 from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
 
 
@@ -313,7 +313,7 @@ class Tape:
         if self.conventions.tp_behind and node.axes == ("tp",) and kind in ("all_gather", "reduce_scatter"):
             node = replace(node, behind="product")
         elif self.conventions.ep_behind and kind == "all_to_all" and "ep" in node.axes:
-            node = replace(node, behind="batch")
+            node = node.started(node.phase, EXPERTS_STREAM, EXPERTS_TICKET)
         self._append(Op(kind, reads, writes, node, self._regions))
 
     def _scratch(self, node: Collective) -> tuple[Tensor, ...]:

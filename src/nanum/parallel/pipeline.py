@@ -16,7 +16,7 @@ from nanum.arrays import most, take
 from nanum.conventions import Conventions
 from nanum.layout import Layout, Structure
 from nanum.parallel.chain import Chain, Half
-from nanum.program import PIPELINE_STREAM, Collective, Held, Node, Phase, Repeat, Wait
+from nanum.program import EXPERTS_STREAM, EXPERTS_TICKET, PIPELINE_STREAM, Collective, Held, Node, Phase, Repeat, Wait
 from nanum.schedule import KINDS, WARMUP, runs
 
 LOSS_BYTES = 4
@@ -290,7 +290,7 @@ def _forward(
 ) -> list[Node]:
     stage, size = chain.stage, chain.output_bytes
     begin: list[Node] = []
-    end: list[Node] = []
+    end: list[Node] = _experts_exchanged(conventions)
     if conventions.stage_keeps_buffers:  # an input is the room that it came in, and no more
         begin.append(Held("activations", -size * (stage.back + stage.takes)))
         end.append(Held("activations", size * (stage.back + stage.takes) * (1 - chain.keeps_input)))
@@ -313,7 +313,7 @@ def _backward(
     stage, size = chain.stage, chain.output_bytes
     sends_last = _sends_last(conventions, structure)
     begin: list[Node] = []
-    end: list[Node] = []
+    end: list[Node] = _experts_exchanged(conventions)
     if half != "weight":
         if conventions.stage_keeps_output and not sends_last:
             end.append(Held("activations", -size * stage.onward))
@@ -341,6 +341,11 @@ def _backward(
         waits = [node for node in nodes[last:] if isinstance(node, Wait)]
         nodes = [*nodes[:last], *(node for node in nodes[last:] if not isinstance(node, Wait))]
     return [*begin, *nodes, *end, *waits]
+
+
+def _experts_exchanged(conventions: Conventions) -> list[Node]:
+    """A pass is done when its experts' exchanges are, though other compute went on beside them."""
+    return [Wait(EXPERTS_STREAM, EXPERTS_TICKET)] if conventions.ep_behind else []
 
 
 def _sends_last(conventions: Conventions, structure: Structure) -> bool:

@@ -12,6 +12,7 @@ from nanum.cluster import Cluster
 from nanum.cluster.parse import trusted
 from nanum.cluster.tables import chip_table
 from nanum.engines.engine import Engine
+from nanum.engines.megatron import MODULES
 from nanum.errors import Refused
 from nanum.job import Job, Precision
 from nanum.layout import Layout, Recompute, Schedule, Structure
@@ -66,10 +67,12 @@ def question_of(row: Row) -> Question | list[str]:
     source = source_of(row)
     _kind_of_row(row, why)
     model = model_of(row, source, why)
+    if model and row["model.mtp_layers"]:
+        model = model.predicting(row["model.mtp_layers"])
     precision = _precision(row, source, why)
     cluster = _cluster(row, source, why)
     layout = _layout(row, source, why)
-    if layout and cluster and source.dispatcher == "flex" and layout.ep > 1:
+    if layout and cluster and (row["dispatcher"] or source.dispatcher) == "flex" and layout.ep > 1:
         structure = replace(layout.structure, dispatcher="flex", own_experts=True)
         layout = replace(layout, structure=structure, ep_intra=int(sharing_a_node(layout, cluster.gpus_per_node)))
     engine = _engine(source, why)
@@ -172,6 +175,12 @@ def _recompute(row: Row, source: Source) -> Recompute:
     return next((mode for mode in ("none", "selective", "full") if said.startswith(mode)), source.recompute)
 
 
+def _recompute_modules(row: Row) -> tuple[str, ...]:
+    """Megatron's names, where a row lists them after its mode."""
+    _, _, names = (row["recompute"] or "").partition(": ")
+    return tuple(name for name in names.split(", ") if name in MODULES)
+
+
 def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
     tp, pp, cp, ep = (row[f"layout.{axis}"] or 1 for axis in ("tp", "pp", "cp", "ep"))
     dp, micro_batch = row["layout.dp"], row["micro_batch"]
@@ -195,6 +204,7 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
         reshard=reshard,
         tensor="sequence" if (source.sequence_parallel if sp is None else sp) else "tensor",
         recompute=_recompute(row, source),
+        recompute_modules=_recompute_modules(row),
         schedule=schedule,
         attention=source.attention,
         compile="torch.compile" in (row["overlap"] or ""),

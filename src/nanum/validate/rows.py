@@ -42,7 +42,8 @@ WORD = ("text", lambda value: isinstance(value, str) and bool(value.strip()))
 FIELDS: dict[str, tuple[str, Check]] = {
     "id": WORD,
     **dict.fromkeys(("source", "row_kind", "family", "task", "recompute", "precision", "schedule", "overlap"), TEXT),
-    **dict.fromkeys(("micro_batch", "global_batch"), WHOLE),
+    **dict.fromkeys(("dispatcher", "cuda_graphs", "grad_reduce"), TEXT),
+    **dict.fromkeys(("micro_batch", "global_batch", "model.mtp_layers"), WHOLE),
     "oom": FLAG,
     "model.name": TEXT,
     **dict.fromkeys((f"model.{n}" for n in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")), WHOLE),
