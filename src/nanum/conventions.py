@@ -175,6 +175,7 @@ class Conventions:
     syncs_last: bool = False  # gradients are reduced over data ranks in the last micro-batch alone, pipelined or not
     reduces_whole: bool = False  # a flat dim's gradients are all-reduced over ZeRO's ranks, which update but a share
     buckets: Buckets = Buckets()
+    gathers_to_lists: bool = False  # what ZeRO-3 gathers, or scatters, is copied to or from a list, rank by rank
     reduces_beside: bool = True  # do Megatron's buckets, and ZeRO-3's weights, travel beside the passes?
     tp_behind: bool = False  # are tensor parallelism's gathers and scatters cut into pieces, beside their products?
     ep_behind: bool = False  # do experts' exchanges run beside the compute of another micro-batch?

@@ -107,7 +107,9 @@ SC21 = replace(OF_2021, conventions=_sc21)
 ZERO_3_OF_2021 = replace(
     DEEPSPEED,
     version="of 2021",
-    conventions=lambda model, job, structure: replace(deepspeed(model, job, structure), reduces_beside=False),
+    conventions=lambda model, job, structure: replace(
+        deepspeed(model, job, structure), reduces_beside=False, gathers_to_lists=True
+    ),
 )
 MEGATRON_DEEPSPEED = replace(OF_2021, version="Megatron-DeepSpeed (2021 to 2022)", conventions=_changed(_of_deepspeed))
 ZERO_BUBBLE = replace(
@@ -120,8 +122,8 @@ ZERO_BUBBLE = replace(
 
 
 LAUNCHED = {"none": 2, "partial": 1, "full": 0}
-"""Kernels that the host launches for an operation: those in a CUDA graph it does not. Attention, router and dispatch are
-in a `partial` one, taken for half; all of an iteration in a `full` one.
+"""Kernels that the host launches for an operation, which those in a CUDA graph are not: of attention, router and
+dispatch in a `partial` one, taken for half; of all in a `full` one.
 """
 
 

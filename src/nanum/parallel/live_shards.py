@@ -49,6 +49,8 @@ from nanum.program import (
     Held,
     Node,
     OnHost,
+    Phase,
+    Repeat,
     Wait,
     host_copy,
 )
@@ -180,9 +182,22 @@ class LiveShards:
         return [
             Wait(DATA_STREAM, "gather"),
             Held("params", size, "gathered parameters"),
+            *self._listed(part, direction, size),
             copy("copy_out", direction, size, self.conventions.numerics.compute_dtype),
             Held("buffers", -size),
         ]
+
+    def _listed(self, part: Part, phase: Phase, size: Any) -> list[Node]:
+        """Of each tensor a piece of every rank is copied by a kernel (PyTorch, ProcessGroupNCCL.cpp: `allgather` and
+        `reduce_scatter` of lists of tensors).
+        """
+        if not self.conventions.gathers_to_lists:
+            return []
+        tensors = sum((size > self.conventions.buckets.persist) * 1 for size in self.units[part].sizes)
+        pieces = tensors * self.group_ranks * (size > 0)
+        each = 2 * size // most(pieces, 1)
+        dtype = self.conventions.numerics.compute_dtype
+        return [Repeat(pieces, (Compute("copy_piece", phase, 0.0, each, dtype, calls=0),))]
 
     def _share(self, part: Part, direction: Direction) -> tuple[Any, Any]:
         """What is gathered of a part: all, or in backward what does not live on."""
@@ -236,6 +251,7 @@ class LiveShards:
             enter = [*self._copied_out(part, "backward", self._share(part, "backward")), *ahead]
             leave: list[Node] = [
                 copy("copy_in", "backward", u.grads_bytes, n.grad_dtype),
+                *self._listed(part, "backward", u.grads_bytes),
                 Held("grads", -u.grads_bytes),
                 *(carried(self._reduced(c)) for c in reductions(u)),
                 *(self._down(u, last=last) if self._updates_on_host else ()),

@@ -70,7 +70,7 @@ _BRIDGE = Source(
     kin.BRIDGE, "llama",
     (
         "what rows do not say is the recipes' of that version: recompute, dispatcher, overlaps, CUDA graphs, gradients",
-        "sequence parallel wherever tp > 1; kernels of a version are not told apart: identical inputs differ to 1.77 times",
+        "sequence parallel wherever tp > 1; a version's kernels are not told apart (equal inputs differ to 1.77 times)",
         "layers that do not divide: embedding and head weigh a layer each",
         "a partial CUDA graph has half of the launches; fp8 attention and fused experts of 26.06 are not modelled",
         "Grace-Blackwell GPUs: one NVLink domain of up to 72, all used",
