@@ -46,6 +46,8 @@ BEFORE = dict.fromkeys(NAMES, 1.0) | {
     "beside": 0.189,  # arXiv 2507.03114: overlap slows compute by 18.9 % in the mean
 }
 """What is known without a published run: in a step as alone, and from elsewhere what that says nothing of."""
+UNSURE = {"host_seconds": 0.1}
+"""Of what is known by its order of magnitude alone, the penalty is less: this much of it."""
 SLOWER = ("matmul", "matmul_untabled", "attention", "memory", "intra_node", "inter_node", "beside")
 """Nothing is faster in a step than alone."""
 ENOUGH = 15  # runs of an engine or on a chip, for others to be like them
@@ -141,12 +143,13 @@ def _fit(error: np.ndarray, slopes: np.ndarray, start: np.ndarray, sources: np.n
     known = np.log(np.array([BEFORE[name] for name in NAMES]) / start)
 
     most = np.log(np.array([1.0 if name in SLOWER else np.inf for name in NAMES]) / start)
+    weights = np.array([UNSURE.get(name, 1.0) for name in NAMES])
 
     def loss(x: np.ndarray) -> float:
         x = np.minimum(x, most)
         off = np.abs(error + slopes @ x)
         each = [(np.median(off[rows]) + off[rows].mean()) / 2 for rows in of]
-        return float(np.mean(each) + PENALTY * ((x - known) @ (x - known)) / len(NAMES))
+        return float(np.mean(each) + PENALTY * (weights @ (x - known) ** 2) / len(NAMES))
 
     begun = [np.full(len(NAMES), at) for at in (0.0, 0.05, -0.05)]
     fits = [minimize(loss, at, method="Powell", options={"xtol": 1e-4, "ftol": 1e-6}) for at in begun]

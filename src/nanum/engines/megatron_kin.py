@@ -143,10 +143,9 @@ def bridge(*, overlaps: str, graphs: str, grads: str) -> Engine:
             numerics=replace(stated.numerics, grad_dtype=grads or stated.numerics.grad_dtype),
         )
 
-    said = ", ".join(filter(None, (overlaps, f"CUDA graphs: {graphs}", grads and f"gradients in {grads}")))
     return replace(
         MEGATRON,
-        version=f"Megatron-Bridge ({said})",
+        version="Megatron-Bridge",
         conventions=_changed(recipe),
         layers_of_stage=equal_or_weighed,
         rules=UNEVEN,
