@@ -106,6 +106,11 @@ NODE = "1x8xh100-sxm"
             id="not modelled",
         ),
         pytest.param(
+            ["predict", "gpt2", NODE, "--tp", "2", "--etp", "1"],
+            ["etp=1, but gpt2 has no experts"],
+            id="parts of experts that are none",
+        ),
+        pytest.param(
             ["predict", "gpt2", NODE, "--tp", "3"],
             [
                 "tp 3 = 3 ranks, which do not divide the 8 GPUs of the cluster: none are left for --dp-shard",
@@ -322,6 +327,52 @@ def test_plan_answers_with_the_contracts_document(nanum: Run) -> None:
 def test_a_plan_without_an_answer_exits_1(nanum: Run) -> None:
     document = answer(nanum("plan", "llama-3.1-405b", "1x1xa100-sxm-40gb", "--json"), code=1)
     assert document["best"] == []
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param(["llama-3.1-405b", "1x1xa100-sxm-40gb"], id="one engine"),
+        pytest.param(["mixtral-8x7b", "1x1xh100-sxm", "--engine", "any"], id="any engine"),
+        pytest.param(["llama-3.1-405b", "1x2xh100-sxm", "--lora-rank", "4", "--lora-targets", "qv"], id="adapters"),
+    ],
+)
+def test_a_plan_without_an_answer_says_what_comes_nearest_and_its_prediction(nanum: Run, argv: list[str]) -> None:
+    done = nanum("plan", *argv)
+    assert (done.returncode, done.stderr) == (1, "")
+    found = re.search(r"nanum (predict .*?) Left out|nanum (predict .*)", " ".join(done.stdout.split()))
+    assert found is not None
+    words = shlex.split(found[1] or found[2])
+    least = answer(nanum("plan", *argv, "--json"), code=1)["least"]
+    predicted = answer(nanum(*words, "--json"), code=1)
+    assert {key: predicted[key] for key in ("engine", "model", "job", "layout")} == {
+        key: least[key] for key in ("engine", "model", "job", "layout")
+    }
+    assert predicted["memory"]["worst"]["device_bytes"] == least["device_bytes"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param(["llama-3.1-70b", "1x4xh100-sxm", "--cp", "2"], id="nothing fits"),
+        pytest.param(["llama-3-8b", "1x8xh100-sxm", "--cp", "2", "--seq-len", "131072"], id="a ring"),
+        *(
+            pytest.param(
+                ["llama-3-8b", "1x8xh100-sxm", "--cp", "2", "--engine", "megatron", "--cp-kind", kind], id=kind
+            )
+            for kind in ("ring", "allgather", "ulysses")
+        ),
+    ],
+)  # fmt: skip
+def test_context_parallel_that_does_not_fit_is_answered_in_full(nanum: Run, argv: list[str]) -> None:
+    """What is nearest has no context parallelism, for a plan searches none, and so no kind of it."""
+    document = answer(nanum("predict", *argv, "--json"), code=1)
+    check_prediction(document)
+    assert document["layout"]["cp"] == 2
+    assert document["communication"]
+    if near := document["nearest"]:
+        assert (near["layout"]["cp"], near["layout"]["cp_kind"]) == (1, "none")
+        assert near["fits"]
 
 
 def test_the_lessons_arithmetic(nanum: Run) -> None:
