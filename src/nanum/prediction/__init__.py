@@ -18,7 +18,7 @@ from nanum.account.cost import Cost
 from nanum.account.memory import Moment, moment, peak
 from nanum.account.rank_time import RankTimes, rank_times
 from nanum.account.step_time import Cut, StageTime, cut, stage_time
-from nanum.account.timeline import TimeMap, busy, exposed
+from nanum.account.timeline import Busy, TimeMap, busy, exposed
 from nanum.account.traffic import Groups, Key, Total, flops, groups_of, traffic
 from nanum.build import build, build_ranks
 from nanum.cluster import Cluster
@@ -276,20 +276,33 @@ class Prediction:
     # --- exchanges ----------------------------------------------------------------------------------------------------
     @cached_property
     def communication(self) -> tuple[Row, ...]:
-        """The ledger. What a stream exposes is shared among its rows by their seconds; what the pipeline's sends add to
+        """The ledger. What streams expose is shared among their rows by their seconds; what the pipeline's sends add to
         the step, among a stage's sends, each at the most its own seconds.
         """
         rows = []
-        for i, (step, streamed) in enumerate(zip(self.steps, self._timed.streamed_seconds, strict=True)):
+        for i, step in enumerate(self.steps):
             seconds = busy(step.counted, self.cost)
             sends = {key for key in seconds if key.kind == "send"}
-            waits = exposed({key: each for key, each in seconds.items() if key not in sends}, float(streamed[0]))
+            waits = exposed(
+                {key: each for key, each in seconds.items() if key not in sends}, self._streamed_seconds(i, seconds)
+            )
             share = float(self.parts.sends[0]) / max(len(sends), 1)
             for key, total in traffic(step.counted).items():
                 its_seconds = float(seconds[key].seconds)
                 exposed_seconds = min(share, its_seconds) if key in sends else float(waits[key])
                 rows.append(self._row(i, key, total, its_seconds, exposed_seconds))
         return tuple(rows)
+
+    def _streamed_seconds(self, i: int, rows: Mapping[Key, Busy]) -> float:
+        """What exchanges beside the compute add to the work of rank i: all that is neither kernels (nor their launches,
+        where these take longer) nor an exchange that is waited for at once.
+        """
+        if not self.stage_times:
+            return float(self._timed.streamed_seconds[i][0])
+        t = self.stage_times[i]
+        added = t.busy_seconds + t.optimizer_seconds - t.compute_seconds - t.update_seconds
+        blocked = sum(each.blocking_seconds for each in rows.values())
+        return max(float(np.ravel(added)[0]) - float(blocked), 0.0)
 
     def _row(self, stage: int, key: Key, total: Total, seconds: float, exposed_seconds: float) -> Row:
         return Row(
