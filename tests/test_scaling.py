@@ -287,6 +287,14 @@ def test_cuts_are_no_slower_than_what_they_bound(scaled: Scaling) -> None:
         assert cut.times_faster == pytest.approx(step / cut.step_seconds)
 
 
+def test_what_rounding_leaves_of_a_part_is_nothing(nanum: Run) -> None:
+    """The optimizer of ZeRO-3 is shared evenly: what stays of it is a sum's rounding."""
+    words = ("scale", "llama-3.1-8b", "1x8xh100-sxm", "--gpus", "8")
+    parts = json.loads(nanum(*words, "--json").stdout)["serial"]["parts"]
+    assert {part["part"]: part["seconds"] for part in parts}["optimizer"] == 0
+    assert "-0.00" not in nanum(*words).stdout
+
+
 def test_links_that_are_free_leave_nothing_exposed(scaled: Scaling) -> None:
     serial = scaled.serial
     assert serial is not None

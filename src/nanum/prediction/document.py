@@ -20,11 +20,12 @@ UNMODELLED = (
     "other rank orders, kernels, micro-batches and schedules than a plan tries (flash attention, powers of two up to "
     "16, 1F1B and GPipe)",
     "optimizers that keep states in fp8, and fp4",
-    "experts that some tokens prefer to others",
+    "experts that some tokens prefer to others, unless --expert-imbalance says by how much",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
-    "slower kernels while exchanges overlap with them, where that was not measured; stragglers and jitter",
-    "kernel launches that the host cannot keep ahead of",
+    "which kernels lose more to an exchange beside them, and which less (one share is taken of all); stragglers and "
+    "jitter",
+    "a host that launches kernels faster or slower than those that its seconds were read off",
     "fragmentation beyond the stated reserve",
 )
 OF_CONTEXT_PARALLEL = (

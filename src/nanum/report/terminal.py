@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nanum.report.flags import AXES, PLACED, flags_of, says
-from nanum.report.numbers import duration, gib, gigabytes, percent, ranges, whole
+from nanum.report.numbers import LESS_THAN_A_SHARE, duration, fraction, gib, gigabytes, percent, ranges, whole
 from nanum.report.of_experts import dispatch_words, routing_flags
 from nanum.report.tables import Document, Row, print_list, print_table, say, title
 from nanum.units import (
@@ -321,8 +321,11 @@ def _throughput(document: Document, console: Console) -> None:
         f"{'?' if peak is None else format_flops_per_second(peak)} a GPU ({precision} dense, attention causal)",
     )
     if (serial := time.get("serial_fraction")) is not None:
-        more = "; below 0 since GPUs share the optimizer, which one would do alone" if serial < 0 else ""
-        say(console, f"serial fraction {serial:.4f} (Karp-Flatt: against one GPU, were its memory large enough{more})")
+        more = f"; below 0: {LESS_THAN_A_SHARE}" if serial < 0 else ""
+        say(
+            console,
+            f"serial fraction {fraction(serial)} (Karp-Flatt: against one GPU, were its memory large enough{more})",
+        )
 
 
 def _assumptions(assumptions: Iterable[Document], console: Console) -> None:
