@@ -21,7 +21,7 @@ BUG, NOT_WRITTEN = 70, 74  # sysexits.h EX_SOFTWARE and EX_IOERR: 1 would read a
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
-NARROWEST_COLUMNS = 80
+NARROWEST_COLUMNS = 40
 
 P = ParamSpec("P")
 
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def stdout_console() -> Console:
-    """For tables: colours on a terminal only; 80 columns where the width is unknown, and never fewer."""
+    """For tables: colours on a terminal only; 80 columns where the width is unknown, and never fewer than 40."""
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -16,6 +16,7 @@ WEAK = ("GPUs", "sequences", "step", "scaled\nspeed-up", "effi-\nciency", "over 
 PARTS = ("", "time", "of s")
 CUTS = ("", "step", "faster", "s", "limit")
 CHART_CELLS = 40
+BESIDE_CHART = 24  # cells of a line
 EXCHANGES_SHOWN = 6
 NOT_THE_LAW = 0.02
 """Where Amdahl's curve misses a point by more, the one with shares is told too."""
@@ -102,15 +103,16 @@ def _chart(points: Sequence[Document], amdahl: Document, console: Console) -> No
     most = max(1.0, *(point["efficiency"] for point in points))
     widest = max(len(whole(one["gpus"])) for one in [*points, *amdahl["continued"]])
     rows: list[Row] = []
+    cells = min(CHART_CELLS, max(console.width - BESIDE_CHART, 1))
     for point in points:
         law = point["speedup_by_the_law"]
         by_the_law = None if law is None else law / point["gpus"]
         gpus = Text(whole(point["gpus"]).rjust(widest))
-        bar = _bar(point["efficiency"], by_the_law, most)
+        bar = _bar(point["efficiency"], by_the_law, most, cells)
         rows.append((gpus, bar, percent(point["efficiency"]), _law(by_the_law)))
     for one in amdahl["continued"]:
         gpus = Text(whole(one["gpus"]).rjust(widest), "dim")
-        rows.append((gpus, _bar(0.0, one["efficiency"], most), "", _law(one["efficiency"])))
+        rows.append((gpus, _bar(0.0, one["efficiency"], most, cells), "", _law(one["efficiency"])))
     print_table(console, ("GPUs", "", "", "law"), rows, words=2)
 
 
@@ -118,12 +120,12 @@ def _law(efficiency: float | None) -> Text:
     return Text("" if efficiency is None else percent(efficiency), "dim")
 
 
-def _bar(efficiency: float, law: float | None, most: float) -> Text:
-    filled = round(CHART_CELLS * max(efficiency, 0.0) / most)
-    cells = Text("█" * filled + " " * (CHART_CELLS - filled), "cyan")
+def _bar(efficiency: float, law: float | None, most: float, width: int) -> Text:
+    filled = round(width * max(efficiency, 0.0) / most)
+    cells = Text("█" * filled + " " * (width - filled), "cyan")
     if law is None:
         return cells
-    at = min(max(round(CHART_CELLS * law / most) - 1, 0), CHART_CELLS - 1)
+    at = min(max(round(width * law / most) - 1, 0), width - 1)
     return Text.assemble(cells[:at], ("│", "bold"), cells[at + 1 :])
 
 

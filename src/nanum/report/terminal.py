@@ -1,4 +1,4 @@
-"""Answers on a terminal. Each function prints one command's document; 80 columns suffice, and numbers are never cut."""
+"""Answers on a terminal. Each function prints one command's document; numbers are never cut."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
 }
 KINDS_OF_STAGE_SHOWN = 3  # of a pipeline: its first, its last, and those between are usually alike
 BAR_CELLS = 24
+BESIDE_BARS = 42  # cells of a line
 TIGHT = (
     0.95  # of the device's memory: more than the assumed reserve may be wrong by (1.03 to 1.09 of what is allocated)
 )
@@ -301,9 +302,10 @@ def _time(time: Document, console: Console) -> None:
         "optimizer": time["optimizer_seconds"],
     }
     rows: list[Row] = []
+    cells = min(BAR_CELLS, max(console.width - BESIDE_BARS, 0))
     for name, seconds in parts.items():
         share = (seconds or 0.0) / step_seconds if step_seconds else 0.0
-        rows.append((name, duration(seconds), percent(share), Text("█" * round(BAR_CELLS * min(share, 1.0)), "cyan")))
+        rows.append((name, duration(seconds), percent(share), Text("█" * round(cells * min(share, 1.0)), "cyan")))
     low, high = time["step_seconds_low"], time["step_seconds_high"]
     span = f"between {duration(low)} and {duration(high)}"
     rows.append((Text("step", "bold"), Text(duration(step_seconds), "bold"), "", span))
