@@ -174,7 +174,10 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     layout = layout_of(reader, engine, asked.cluster.gpus if asked is not None else None)
     if asked is None or reader.unread:
         raise Refused(reader.reasons)
-    layout = expert_words.with_nodes(layout, asked.cluster)
+    if layout.structure.dispatcher == "flex":
+        from nanum.rules.dispatch import on_nodes
+
+        layout = on_nodes(layout, asked.cluster.gpus_per_node)
     if reader.none_left:
         reader.reasons += broken_rules(asked, layout, without_world=True)
     elif reader.reasons:
