@@ -58,7 +58,7 @@ def _exit_code(command: Callable[[], int]) -> int:
         return BROKEN_PIPE
     except OSError as error:
         drop_stdout()
-        print(f"nanum: {error}", file=sys.stderr)
+        print(f"nanum: {not_written(error)}", file=sys.stderr)
         return NOT_WRITTEN
     except typer.Exit:
         raise
@@ -73,6 +73,12 @@ def _exit_code(command: Callable[[], int]) -> int:
 def _printable(reason: str) -> str:
     """A reason on one line: a user's words may hold what would break it, or move a terminal's cursor."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason)
+
+
+def not_written(error: OSError) -> str:
+    """What could not be written and why, without Python's number for it."""
+    what = error.filename or "stdout"
+    return f"{what} could not be written: {error.strerror or error}"
 
 
 def drop_stdout() -> None:

@@ -43,6 +43,9 @@ OF_A_RING = (
 OF_NODES = (
     "DeepEP's buffers in transit, and the multiprocessors that it takes; routers are taken to choose all experts alike",
 )
+OF_ALL_EXPERTS = (
+    "--expert-imbalance changes nothing here: it is of ranks with different experts (--ep), and each rank has them all",
+)
 OF_ADAPTERS = (
     "adapters' dropout, and adapters in another dtype than their engine's trained weights (PEFT may keep them in fp32, "
     "and multiply in it); torchtitan's converter gives the head one too",
@@ -110,7 +113,9 @@ def unmodelled(layout: Layout, job: Job) -> list[str]:
     adapters = OF_ADAPTERS if job.trained.lora_rank else ()
     quantized = OF_QUANTIZED if job.trained.quantize != "none" else ()
     offload = OF_OFFLOAD if layout.structure.offload else ()
+    alone = OF_ALL_EXPERTS if job.expert_imbalance > 1 and layout.ep == 1 else ()
     return [
+        *alone,
         *UNMODELLED,
         *of_context,
         *of_ring,
