@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nanum.cli.words import question_and_layout
-from nanum.prediction import Prediction, predict
+from nanum.prediction import Prediction, consistent, predict
+from nanum.search import plan
 
 LAUNCHED = [
     pytest.param("bert-large-uncased", "1x8xh100-sxm", {"seq_len": "512"}, id="BERT"),
@@ -59,3 +61,16 @@ def test_rows_of_the_stage_that_works_longest_do_too(model: str, cluster: str, f
     sends = float(p.parts.sends[0])
     exposed = p.time.exposed_communication_seconds
     assert any(exposed - sends <= seconds * (1 + 1e-9) <= exposed * (1 + 1e-6) for seconds in of_stages(p))
+
+
+def test_a_device_that_is_its_own_host_holds_tensors_alone() -> None:
+    """Nothing of CUDA, of its allocator or of NCCL is on a cluster that was measured on a CPU."""
+    asked, layout = question_and_layout("gpt2", "1x2xh100-sxm", {"engine": "torch"})
+    cpu = replace(asked.cluster, measured=replace(asked.cluster.measured, streams=False))
+    p = predict(asked.model, asked.job, cpu, layout, "torch")
+    assert (p.worst.context_bytes, p.worst.communicator_bytes) == (0, 0)
+    assert p.worst.device_bytes == p.worst.pooled_bytes
+    assert not [one for one in p.assumptions if "CUDA" in one["what"] or "NCCL" in one["what"]]
+    _, found = plan(asked.model, asked.job, cpu, "torch", top=1).candidates[0]
+    again = predict(asked.model, asked.job, cpu, consistent(found.layout), "torch")
+    assert again.worst.device_bytes == found.device_bytes

@@ -54,21 +54,30 @@ class StageMemory:
     groups: Groups
     mesh: Mapping[str, int]
     host_bytes: int = 0  # the most that is held for this device of its host's memory
+    cuda: bool = True  # else the device is its own host, and has tensors alone: no reserve, no context, no NCCL
 
     @property
     def reserved_bytes(self) -> int:
         return self.reserved_bytes_at("value")
 
     def reserved_bytes_at(self, level: device.Level) -> int:
-        return int(device.reserved_bytes(self.pooled_bytes, level))
+        return int(device.reserved_bytes(self.pooled_bytes, level)) if self.cuda else self.pooled_bytes
 
     @property
     def communicator_bytes(self) -> int:
-        return int(device.communicator_bytes(self.groups, self.mesh))
+        return int(device.communicator_bytes(self.groups, self.mesh)) if self.cuda else 0
 
     @property
     def context_bytes(self) -> int:
-        return int(device.context_bytes(self.groups, self.mesh))
+        return self.context_bytes_at("value")
+
+    def context_bytes_at(self, level: device.Level) -> int:
+        return int(device.context_bytes(self.groups, self.mesh, level)) if self.cuda else 0
+
+    @property
+    def terms(self) -> list[device.Term]:
+        """What is added to tensors."""
+        return device.terms(self.groups, self.mesh) if self.cuda else []
 
     @property
     def device_bytes(self) -> int:
@@ -76,7 +85,7 @@ class StageMemory:
 
     def device_bytes_at(self, level: device.Level) -> int:
         """What is expected, or the least or the most that would have been seen."""
-        return self.reserved_bytes_at(level) + int(device.context_bytes(self.groups, self.mesh, level))
+        return self.reserved_bytes_at(level) + self.context_bytes_at(level)
 
 
 @dataclass(frozen=True)
@@ -178,10 +187,10 @@ class Prediction:
     # --- memory -------------------------------------------------------------------------------------------------------
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
-        at = self.layout
+        at, cuda = self.layout, self.cluster.measured.streams
         groups = frozenset(group for step in self.steps for group in groups_of(step.counted))
         return tuple(
-            StageMemory(i, moment(step.program), pooled_bytes(step), groups, at.mesh, self._host_bytes(step))
+            StageMemory(i, moment(step.program), pooled_bytes(step), groups, at.mesh, self._host_bytes(step), cuda)
             for i, step in enumerate(self.steps)
         )
 
@@ -373,7 +382,7 @@ class Prediction:
         ]
         keys = ("what", "value", "unit", "tag", "source")
         mine = [dict(zip(keys, each, strict=True)) for each in stated]
-        beyond = [{**asdict(term), "tag": "assumed"} for term in device.terms(self.worst.groups, self.worst.mesh)]
+        beyond = [{**asdict(term), "tag": "assumed"} for term in self.worst.terms]
         return [*beyond, *mine, *self.cost.assumptions()]
 
     def to_dict(self, *, communication: bool = True) -> dict[str, Any]:
