@@ -93,8 +93,39 @@ NODE = "1x8xh100-sxm"
         ),
         pytest.param(
             ["predict", "gpt2", NODE, "--recompute", "some"],
-            ["--recompute some: must be none, selective or full"],
+            ["--recompute some: must be none, selective or full, or of core_attn, layernorm, "],
             id="unknown choice",
+        ),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--loss-chunks", "0"],
+            ["--loss-chunks 0 must be at least 1", "--loss-chunks 0 is for --loss chunked"],
+            id="chunks of a loss without",
+        ),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--mtp-layers", "-1"], ["--mtp-layers -1 must be at least 0"], id="from 0"
+        ),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--cp-kind", "ring"], ["--cp-kind ring is for --cp over 1"], id="a kind of none"
+        ),
+        pytest.param(
+            ["predict", "mixtral-8x7b", NODE, "--ep", "8", "--expert-imbalance", "1e308"],
+            ["--expert-imbalance 1e308: must be a number of at least 1, and at most a million"],
+            id="a ratio without bounds",
+        ),
+        pytest.param(
+            ["predict", "llama-3.1-8b", NODE, "--pp", "2", "--schedule", "zb-h2"],
+            ["schedule=zb-h2 is not in torchtitan"],
+            id="a schedule of no engine",
+        ),
+        pytest.param(
+            ["predict", "llama-3.1-8b", NODE, "--pp", "2", "--virtual-stages", "2"],
+            ["use interleaved, looped-bfs, zb-h1, zbv, dualpipev"],
+            id="several stages",
+        ),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--lora-rank", "100000"],
+            ["lora_rank=100000 exceeds hidden_size=768"],
+            id="adapters over the layer",
         ),
         pytest.param(
             ["predict", "gpt2", NODE, "--schedule", "zbv", "--ep", "2", "--offload", "disk"],
@@ -104,6 +135,11 @@ NODE = "1x8xh100-sxm"
                 "--offload disk: must be none, or of optimizer, params, activations, with a plus between",
             ],
             id="not modelled",
+        ),
+        pytest.param(
+            ["predict", "gpt2", NODE, "--tp", "2", "--etp", "1"],
+            ["etp=1, but gpt2 has no experts"],
+            id="parts of experts that are none",
         ),
         pytest.param(
             ["predict", "gpt2", NODE, "--tp", "3"],
@@ -324,6 +360,52 @@ def test_a_plan_without_an_answer_exits_1(nanum: Run) -> None:
     assert document["best"] == []
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param(["llama-3.1-405b", "1x1xa100-sxm-40gb"], id="one engine"),
+        pytest.param(["mixtral-8x7b", "1x1xh100-sxm", "--engine", "any"], id="any engine"),
+        pytest.param(["llama-3.1-405b", "1x2xh100-sxm", "--lora-rank", "4", "--lora-targets", "qv"], id="adapters"),
+    ],
+)
+def test_a_plan_without_an_answer_says_what_comes_nearest_and_its_prediction(nanum: Run, argv: list[str]) -> None:
+    done = nanum("plan", *argv)
+    assert (done.returncode, done.stderr) == (1, "")
+    found = re.search(r"nanum (predict .*?) Left out|nanum (predict .*)", " ".join(done.stdout.split()))
+    assert found is not None
+    words = shlex.split(found[1] or found[2])
+    least = answer(nanum("plan", *argv, "--json"), code=1)["least"]
+    predicted = answer(nanum(*words, "--json"), code=1)
+    assert {key: predicted[key] for key in ("engine", "model", "job", "layout")} == {
+        key: least[key] for key in ("engine", "model", "job", "layout")
+    }
+    assert predicted["memory"]["worst"]["device_bytes"] == least["device_bytes"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param(["llama-3.1-70b", "1x4xh100-sxm", "--cp", "2"], id="nothing fits"),
+        pytest.param(["llama-3-8b", "1x8xh100-sxm", "--cp", "2", "--seq-len", "131072"], id="a ring"),
+        *(
+            pytest.param(
+                ["llama-3-8b", "1x8xh100-sxm", "--cp", "2", "--engine", "megatron", "--cp-kind", kind], id=kind
+            )
+            for kind in ("ring", "allgather", "ulysses")
+        ),
+    ],
+)  # fmt: skip
+def test_context_parallel_that_does_not_fit_is_answered_in_full(nanum: Run, argv: list[str]) -> None:
+    """What is nearest has no context parallelism, for a plan searches none, and so no kind of it."""
+    document = answer(nanum("predict", *argv, "--json"), code=1)
+    check_prediction(document)
+    assert document["layout"]["cp"] == 2
+    assert document["communication"]
+    if near := document["nearest"]:
+        assert (near["layout"]["cp"], near["layout"]["cp_kind"]) == (1, "none")
+        assert near["fits"]
+
+
 def test_the_lessons_arithmetic(nanum: Run) -> None:
     part = answer(nanum("lesson", "A", "--json"))["A"]
     assert part["data_parallel"]["bytes"] == 28e9
@@ -350,3 +432,20 @@ def test_the_command_that_a_plan_suggests_says_a_file_that_looks_like_a_flag(tmp
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert f"nanum predict ./-x.json {NODE}" in " ".join(done.stdout.split())
+
+
+def test_an_imbalance_of_experts_that_are_not_spread_is_said_to_change_nothing(nanum: Run) -> None:
+    words = ["predict", "mixtral-8x7b", "8x8xh100-sxm", "--engine", "megatron", "--tp", "8", "--expert-imbalance", "2"]
+    alone, spread = (answer(nanum(*words, *more, "--json")) for more in ([], ["--ep", "8"]))
+    said = [
+        any("--expert-imbalance changes nothing here" in each for each in one["unmodelled"]) for one in (alone, spread)
+    ]
+    assert said == [True, False]
+
+
+def test_a_plan_says_how_layers_that_do_not_divide_are_cut(nanum: Run) -> None:
+    document = answer(nanum("plan", "deepseek-v3", "64x8xh100-sxm", "--engine", "megatron", "--top", "1", "--json"))
+    (why,) = (one["why"] for one in document["rejected"] if "does not divide num_hidden_layers" in one["why"])
+    assert "--first-stage-layers, --last-stage-layers" in why
+    words = ["--engine", "megatron", "--pp", "16", "--first-stage-layers", "1", "--ep", "8", "--recompute", "full"]
+    assert answer(nanum("predict", "deepseek-v3", "64x8xh100-sxm", *words, "--json"))["fits"]

@@ -82,6 +82,13 @@ def test_unknown_numbers_are_question_marks(prediction_document: dict[str, Any])
     assert "serial fraction" not in text
 
 
+def test_a_small_serial_fraction_is_not_shown_as_zero(prediction_document: dict[str, Any]) -> None:
+    prediction_document["time"]["serial_fraction"] = -1.49e-06
+    text = flowing(shown(print_prediction, prediction_document))
+    assert "serial fraction -1.49e-06 (Karp-Flatt" in text
+    assert "below 0: a GPU has less to do than its share of one GPU's work" in text
+
+
 def test_one_gpu_exchanges_nothing_and_says_so(prediction_document: dict[str, Any]) -> None:
     prediction_document["communication"] = []
     assert "Communication of one GPU in one step none" in flowing(shown(print_prediction, prediction_document))

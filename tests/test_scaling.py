@@ -287,6 +287,14 @@ def test_cuts_are_no_slower_than_what_they_bound(scaled: Scaling) -> None:
         assert cut.times_faster == pytest.approx(step / cut.step_seconds)
 
 
+def test_what_rounding_leaves_of_a_part_is_nothing(nanum: Run) -> None:
+    """The optimizer of ZeRO-3 is shared evenly: what stays of it is a sum's rounding."""
+    words = ("scale", "llama-3.1-8b", "1x8xh100-sxm", "--gpus", "8")
+    parts = json.loads(nanum(*words, "--json").stdout)["serial"]["parts"]
+    assert {part["part"]: part["seconds"] for part in parts}["optimizer"] == 0
+    assert "0.00 ns" not in nanum(*words).stdout
+
+
 def test_links_that_are_free_leave_nothing_exposed(scaled: Scaling) -> None:
     serial = scaled.serial
     assert serial is not None
@@ -443,3 +451,35 @@ def test_what_cannot_be_asked(nanum: Run, argv: list[str], reasons: list[str]) -
     assert "Traceback" not in done.stderr
     for reason in reasons:
         assert reason in done.stderr
+
+
+def flags_in(help: str) -> set[str]:
+    return set(re.findall(r"--[a-z0-9-]+", help.split("Options:")[1]))
+
+
+def test_all_flags_of_a_layout_are_held_but_one(nanum: Run) -> None:
+    predict, scale = (flags_in(nanum(command, "--help").stdout) for command in ("predict", "scale"))
+    assert scale - predict == {"--gpus", "--best"}
+    assert predict <= scale
+    assert {"--mtp-layers", "--first-stage-layers", "--dispatcher", "--hpz", "--recompute-every"} <= scale
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "llama-3.1-8b 1x8xh100-sxm --engine megatron --pp 4 --first-stage-layers 7 --last-stage-layers 7",
+        "mixtral-8x7b 4x8xh100-sxm --engine megatron --ep 8 --dispatcher flex --recompute full",
+    ],
+    ids=["uneven ends", "tokens by nodes"],
+)
+def test_the_largest_point_is_what_predict_says_of_the_same_flags(nanum: Run, words: str) -> None:
+    last = json.loads(nanum("scale", *words.split(), "--json").stdout)["points"][-1]
+    predicted = json.loads(nanum("predict", *words.split(), "--json").stdout)
+    assert last["layout"] == predicted["layout"]
+    assert last["step_seconds"] == predicted["time"]["step_seconds"]
+
+
+def test_best_leaves_no_room_for_any_flag_of_a_layout(nanum: Run) -> None:
+    done = nanum("scale", "llama-3.1-8b", "1x8xh100-sxm", "--best", "--offload", "params", "--hpz")
+    assert done.returncode == 2
+    assert "leave out --hpz, --offload" in done.stderr

@@ -26,7 +26,10 @@ from typing import IO, Any, Protocol
 from nanum.errors import Refused, RunFailed
 
 REFUSED, NO_TORCH, NO_DEVICE, FAILED = 2, 3, 4, 5  # exit codes of what is run, besides 0
-MISSING_TORCH = "this is run with PyTorch, which is not installed: pip install 'nanum[torch]'"
+MISSING_TORCH = (
+    "this is run with PyTorch, which is not installed: pip install 'nanum[torch]' "
+    "(in a checkout: pip install -e '.[torch]')"
+)
 
 OWNER = "NANUM_OWNER"  # tells what is run `PID FOLDER`: who asked, and the folder of its temporary files
 PATIENCE_SECONDS = 2.0  # between asking a process to end and ending it

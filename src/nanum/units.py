@@ -69,17 +69,17 @@ def parse(text: str, dimension: Dimension) -> float:
     return scaled(float(number.replace(",", "").replace("_", "")), unit, dimension, text)
 
 
-def whole_number(text: str) -> int:
-    """A whole number from 1 to `LARGEST`. Raises ValueError saying what it is not, or must be."""
+def whole_number(text: str, least: int = 1) -> int:
+    """A whole number from `least`, 1 or 0, to `LARGEST`. Raises ValueError saying what it is not, or must be."""
     text = text.strip()
     if not re.fullmatch(r"[+-]?[0-9]+", text):
         raise ValueError("is not a whole number")
     digits = text.lstrip("+0")
-    if text.startswith("-") or not digits:
-        raise ValueError("must be at least 1")
+    if (digits and text.startswith("-")) or (not digits and least > 0):
+        raise ValueError(f"must be at least {least}")
     if len(digits) > len(str(LARGEST)) or int(digits) > LARGEST:  # int() takes no thousands of digits
         raise ValueError(f"must be at most {LARGEST:,}")
-    return int(digits)
+    return int(digits or "0")
 
 
 def scaled(number: float, unit: str, dimension: Dimension, text: str = "") -> float:

@@ -22,7 +22,7 @@ def main() -> None:
     # Nothing here multiplies large matrices in numpy: its BLAS need not start threads that spin while they wait.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from nanum.cli.answers import NOT_WRITTEN, drop_stdout
+        from nanum.cli.answers import NOT_WRITTEN, drop_stdout, not_written
         from nanum.cli.commands import app
     except KeyboardInterrupt:
         print("nanum: interrupted", file=sys.stderr)
@@ -30,6 +30,6 @@ def main() -> None:
     try:
         app(prog_name="nanum")
     except OSError as error:  # of help and usage: what a command writes ends in `answers`
-        print(f"nanum: {error}", file=sys.stderr)
+        print(f"nanum: {not_written(error)}", file=sys.stderr)
         drop_stdout()
         raise SystemExit(NOT_WRITTEN) from None

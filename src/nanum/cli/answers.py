@@ -21,7 +21,7 @@ BUG, NOT_WRITTEN = 70, 74  # sysexits.h EX_SOFTWARE and EX_IOERR: 1 would read a
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
-NARROWEST_COLUMNS = 80
+NARROWEST_COLUMNS = 40
 
 P = ParamSpec("P")
 
@@ -58,7 +58,7 @@ def _exit_code(command: Callable[[], int]) -> int:
         return BROKEN_PIPE
     except OSError as error:
         drop_stdout()
-        print(f"nanum: {error}", file=sys.stderr)
+        print(f"nanum: {not_written(error)}", file=sys.stderr)
         return NOT_WRITTEN
     except typer.Exit:
         raise
@@ -73,6 +73,12 @@ def _exit_code(command: Callable[[], int]) -> int:
 def _printable(reason: str) -> str:
     """A reason on one line: a user's words may hold what would break it, or move a terminal's cursor."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason)
+
+
+def not_written(error: OSError) -> str:
+    """What could not be written and why, without Python's number for it."""
+    what = error.filename or "stdout"
+    return f"{what} could not be written: {error.strerror or error}"
 
 
 def drop_stdout() -> None:
@@ -101,7 +107,7 @@ def _plain(value: Any) -> Any:
 
 
 def stdout_console() -> Console:
-    """For tables: colours on a terminal only; 80 columns where the width is unknown, and never fewer."""
+    """For tables: colours on a terminal only; 80 columns where the width is unknown, and never fewer than 40."""
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):

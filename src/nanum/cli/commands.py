@@ -55,27 +55,14 @@ def _top(
 
 @app.command()
 @ends
+@flags.taking(flags.OF_JOB)
 def plan(
     ctx: typer.Context,
     model: flags.ModelWord,
     cluster: flags.ClusterWord,
-    seq_len: flags.SeqLen = None,
-    global_batch_size: flags.GlobalBatchSize = None,
-    precision: flags.Precision = None,
-    optimizer: flags.Optimizer = None,
-    mtp_layers: flags.MtpLayers = None,
-    train: flags.Train = None,
-    lora_rank: flags.LoraRank = None,
-    lora_targets: flags.LoraTargets = None,
-    quantize: flags.Quantize = None,
-    expert_imbalance: flags.ExpertImbalance = None,
-    expert_capacity: flags.ExpertCapacity = None,
-    pad_experts: flags.PadExperts = None,
-    router_groups: flags.RouterGroups = None,
-    router_group_topk: flags.RouterGroupTopk = None,
-    engine: flags.Engine = None,
     top: flags.Top = None,
     json: flags.AsJson = False,
+    **said: Any,
 ) -> int:
     """Find the best layouts, ranked by step time.
 
@@ -111,59 +98,13 @@ def plan(
 
 @app.command()
 @ends
+@flags.taking(flags.OF_JOB, flags.OF_LAYOUT)
 def predict(
     ctx: typer.Context,
     model: flags.ModelWord,
     cluster: flags.ClusterWord,
-    seq_len: flags.SeqLen = None,
-    global_batch_size: flags.GlobalBatchSize = None,
-    precision: flags.Precision = None,
-    optimizer: flags.Optimizer = None,
-    mtp_layers: flags.MtpLayers = None,
-    train: flags.Train = None,
-    lora_rank: flags.LoraRank = None,
-    lora_targets: flags.LoraTargets = None,
-    quantize: flags.Quantize = None,
-    engine: flags.Engine = None,
-    dp_replicate: flags.DpReplicate = None,
-    dp_shard: flags.DpShard = None,
-    tp: flags.Tp = None,
-    sp: flags.Sp = None,
-    pp: flags.Pp = None,
-    schedule: flags.Schedule = None,
-    zero: flags.Zero = None,
-    reshard: flags.Reshard = None,
-    hpz: flags.Hpz = None,
-    recompute: flags.Recompute = None,
-    recompute_layers: flags.RecomputeLayers = None,
-    recompute_every: flags.RecomputeEvery = None,
-    recompute_chunk: flags.RecomputeChunk = None,
-    micro_batch_size: flags.MicroBatchSize = None,
-    attention: flags.Attention = None,
-    rank_order: flags.RankOrder = None,
-    cp: flags.Cp = None,
-    cp_kind: flags.CpKind = None,
-    ep: flags.Ep = None,
-    etp: flags.Etp = None,
-    expert_imbalance: flags.ExpertImbalance = None,
-    expert_capacity: flags.ExpertCapacity = None,
-    pad_experts: flags.PadExperts = None,
-    router_groups: flags.RouterGroups = None,
-    router_group_topk: flags.RouterGroupTopk = None,
-    dispatcher: flags.Dispatcher = None,
-    dispatch_dtype: flags.DispatchDtype = None,
-    virtual_stages: flags.VirtualStages = None,
-    first_stage_layers: flags.FirstStageLayers = None,
-    last_stage_layers: flags.LastStageLayers = None,
-    embedding_weight: flags.EmbeddingWeight = None,
-    head_weight: flags.HeadWeight = None,
-    loss: flags.Loss = None,
-    loss_chunks: flags.LossChunks = None,
-    fp8_gather: flags.Fp8Gather = None,
-    offload: flags.Offload = None,
-    offload_fraction: flags.OffloadFraction = None,
-    compile: flags.Compile = None,
     json: flags.AsJson = False,
+    **said: Any,
 ) -> int:
     """Predict one layout: memory, exchanges, time.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanum.job import Routing
-from nanum.layout import Layout
 
 if TYPE_CHECKING:
     from nanum.cli.words import Reader
-    from nanum.cluster import Cluster
     from nanum.engines.engine import Engine
 
 
@@ -41,12 +38,3 @@ def routing(reader: Reader) -> Routing:
     if padded and not reader.said("expert_capacity"):
         reader.reasons.append("--pad-experts pads to a capacity: add --expert-capacity")
     return Routing(capacity, padded and capacity is not None, groups, group_topk)
-
-
-def with_nodes(layout: Layout, cluster: Cluster) -> Layout:
-    """The layout with what it says of nodes, which are the cluster's."""
-    if layout.structure.dispatcher != "flex":
-        return layout
-    from nanum.rules.dispatch import sharing_a_node
-
-    return replace(layout, ep_intra=int(sharing_a_node(layout, cluster.gpus_per_node)))

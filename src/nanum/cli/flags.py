@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import typer
-
-JOB, LAYOUT = "Job", "Layout"
 
 
 def _text(flag: str, metavar: str, help: str) -> object:
@@ -261,3 +261,76 @@ RunSchedule = Annotated[
         "Order of the pipeline's work. [1f1b]",
     ),
 ]
+
+OF_JOB: dict[str, Any] = {
+    "seq_len": SeqLen,
+    "global_batch_size": GlobalBatchSize,
+    "precision": Precision,
+    "optimizer": Optimizer,
+    "mtp_layers": MtpLayers,
+    "train": Train,
+    "lora_rank": LoraRank,
+    "lora_targets": LoraTargets,
+    "quantize": Quantize,
+    "expert_imbalance": ExpertImbalance,
+    "expert_capacity": ExpertCapacity,
+    "pad_experts": PadExperts,
+    "router_groups": RouterGroups,
+    "router_group_topk": RouterGroupTopk,
+    "engine": Engine,
+}
+"""What is asked of a cluster, whatever the layout, by the names that `words` reads."""
+OF_LAYOUT: dict[str, Any] = {
+    "dp_replicate": DpReplicate,
+    "dp_shard": DpShard,
+    "tp": Tp,
+    "sp": Sp,
+    "pp": Pp,
+    "schedule": Schedule,
+    "zero": Zero,
+    "reshard": Reshard,
+    "hpz": Hpz,
+    "recompute": Recompute,
+    "recompute_layers": RecomputeLayers,
+    "recompute_every": RecomputeEvery,
+    "recompute_chunk": RecomputeChunk,
+    "micro_batch_size": MicroBatchSize,
+    "attention": Attention,
+    "rank_order": RankOrder,
+    "cp": Cp,
+    "cp_kind": CpKind,
+    "ep": Ep,
+    "etp": Etp,
+    "dispatcher": Dispatcher,
+    "dispatch_dtype": DispatchDtype,
+    "virtual_stages": VirtualStages,
+    "first_stage_layers": FirstStageLayers,
+    "last_stage_layers": LastStageLayers,
+    "embedding_weight": EmbeddingWeight,
+    "head_weight": HeadWeight,
+    "loss": Loss,
+    "loss_chunks": LossChunks,
+    "fp8_gather": Fp8Gather,
+    "offload": Offload,
+    "offload_fraction": OffloadFraction,
+    "compile": Compile,
+}
+"""What one layout is asked by."""
+
+
+def taking(*tables: Mapping[str, Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Gives a command the flags of these tables in place of its `**`, before its last parameter. It reads them out of
+    its context.
+    """
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        several = {name: kind for table in tables for name, kind in table.items()}
+        kind = inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter(name, kind, default=None, annotation=each) for name, each in several.items()]
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        last = own[-1].replace(kind=kind)
+        command.__signature__ = inspect.Signature([*own[:-1], *added, last])  # type: ignore[attr-defined]
+        command.__annotations__ = {**{p.name: p.annotation for p in own}, **several, "return": int}
+        return command
+
+    return decorate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,12 +17,6 @@ from nanum.units import whole_number
 if TYPE_CHECKING:
     from nanum.scaling import Grows
 
-OF_LAYOUT = (
-    "dp_replicate", "dp_shard", "tp", "sp", "pp", "schedule", "zero", "reshard", "recompute", "recompute_layers",
-    "micro_batch_size", "attention", "rank_order", "cp", "cp_kind", "ep", "etp", "virtual_stages", "loss",
-    "loss_chunks", "compile",
-)  # fmt: skip
-"""Flags of a layout, which `--best` leaves no room for."""
 MOST_COUNTS = 64
 
 
@@ -47,10 +41,9 @@ def scale_question(model_word: str, cluster_word: str, given: words.Flags, *, be
     layout: Layout | None = None
     grows: Grows | None = None
     if best:
-        said = [f"--{name.replace('_', '-')}" for name in OF_LAYOUT if reader.said(name)]
+        said = [f"--{name.replace('_', '-')}" for name in flags.OF_LAYOUT if reader.said(name)]
         if said:
             reader.reasons.append(f"--best seeks a layout for each count of GPUs: leave out {', '.join(said)}")
-        reader.choice("offload", "")
     else:
         layout = words.layout_of(reader, asked.engine if asked else None, None)
         readable = not reader.unread
@@ -101,45 +94,15 @@ def _grows(reader: words.Reader, layout: Layout, gpus: int) -> Grows:
 
 
 @ends
+@flags.taking(flags.OF_JOB, flags.OF_LAYOUT)
 def scale(
     ctx: typer.Context,
     model: flags.ModelWord,
     cluster: flags.ClusterWord,
     gpus: flags.Gpus = None,
     best: flags.Best = False,
-    seq_len: flags.SeqLen = None,
-    global_batch_size: flags.GlobalBatchSize = None,
-    precision: flags.Precision = None,
-    optimizer: flags.Optimizer = None,
-    train: flags.Train = None,
-    lora_rank: flags.LoraRank = None,
-    lora_targets: flags.LoraTargets = None,
-    quantize: flags.Quantize = None,
-    engine: flags.Engine = None,
-    dp_replicate: flags.DpReplicate = None,
-    dp_shard: flags.DpShard = None,
-    tp: flags.Tp = None,
-    sp: flags.Sp = None,
-    pp: flags.Pp = None,
-    schedule: flags.Schedule = None,
-    zero: flags.Zero = None,
-    reshard: flags.Reshard = None,
-    recompute: flags.Recompute = None,
-    recompute_layers: flags.RecomputeLayers = None,
-    micro_batch_size: flags.MicroBatchSize = None,
-    attention: flags.Attention = None,
-    rank_order: flags.RankOrder = None,
-    cp: flags.Cp = None,
-    cp_kind: flags.CpKind = None,
-    ep: flags.Ep = None,
-    etp: flags.Etp = None,
-    expert_imbalance: flags.ExpertImbalance = None,
-    virtual_stages: flags.VirtualStages = None,
-    loss: flags.Loss = None,
-    loss_chunks: flags.LossChunks = None,
-    offload: flags.Offload = None,
-    compile: flags.Compile = None,
     json: flags.AsJson = False,
+    **said: Any,
 ) -> int:
     """The scaling law of the machine: ever more GPUs.
 

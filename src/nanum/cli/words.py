@@ -97,17 +97,16 @@ class Reader:
         word = self.word(name)
         if word is None:
             return default
-        if least == 0 and word == "0":
-            return 0
         try:
-            number = whole_number(word)
+            number = whole_number(word, least)
         except ValueError as error:
             self.reasons.append(f"{_flag(name)} {_short(word)} {error}")
             self.unread = True
             return default
         return number
 
-    def choice(self, name: str, default: str) -> str:
+    def choice(self, name: str, default: str, or_else: str = "") -> str:
+        """One of a flag's words; `or_else` says what it may be besides, which the caller reads."""
         word = self.word(name)
         if word is None:
             return default
@@ -118,7 +117,7 @@ class Reader:
             instead = f"choose {_either(modelled)}" if modelled else "leave it out"
             self.reasons.append(f"{_flag(name)} {word} is not modelled yet: {instead}")
         else:
-            self.reasons.append(f"{_flag(name)} {_short(word)}: must be {_either(modelled + known)}")
+            self.reasons.append(f"{_flag(name)} {_short(word)}: must be {_either(modelled + known)}{or_else}")
         return default
 
     def ratio(self, name: str, least: float, must: str) -> float | None:
@@ -131,7 +130,7 @@ class Reader:
             number = 0.0
         if least <= number <= 1e6:
             return number
-        self.reasons.append(f"{_flag(name)} {_short(word)}: {must}")
+        self.reasons.append(f"{_flag(name)} {_short(word)}: {must}, and at most a million")
         return None
 
     def switch(self, name: str, default: bool) -> bool:
@@ -174,7 +173,10 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     layout = layout_of(reader, engine, asked.cluster.gpus if asked is not None else None)
     if asked is None or reader.unread:
         raise Refused(reader.reasons)
-    layout = expert_words.with_nodes(layout, asked.cluster)
+    if layout.structure.dispatcher == "flex":
+        from nanum.rules.dispatch import on_nodes
+
+        layout = on_nodes(layout, asked.cluster.gpus_per_node)
     if reader.none_left:
         reader.reasons += broken_rules(asked, layout, without_world=True)
     elif reader.reasons:
@@ -334,6 +336,8 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
     if not reader.said("zero"):
         reader.defaults.append(f"zero {zero}")
     cp_kind = reader.choice("cp_kind", "ring")
+    if sizes["cp"] == 1 and reader.said("cp_kind"):
+        reader.reasons.append(f"--cp-kind {cp_kind} is for --cp over 1")
     if sizes["cp"] > 1 and not reader.said("cp_kind"):
         reader.defaults.append(f"cp_kind {cp_kind}")
     chosen: dict[str, Any] = {
@@ -364,7 +368,7 @@ def _loss(reader: Reader) -> dict[str, Any]:
     """How the loss holds its logits; chunks are a chunked loss's."""
     loss, chunks = reader.choice("loss", "full"), reader.whole("loss_chunks", Structure.loss_chunks)
     if reader.said("loss_chunks") and loss != "chunked":
-        reader.reasons.append(f"--loss-chunks {chunks} is for --loss chunked")
+        reader.reasons.append(f"--loss-chunks {_short(str(reader.word('loss_chunks')))} is for --loss chunked")
     if loss == "chunked" and not reader.said("loss_chunks"):
         reader.defaults.append(f"loss_chunks {chunks}")
     return {"loss": loss, "loss_chunks": chunks}
@@ -381,7 +385,10 @@ def _recompute(reader: Reader) -> dict[str, Any]:
     names = tuple(dict.fromkeys(name.strip() for name in word.split(",")))
     if names and set(names) <= set(RECOMPUTE_MODULES):
         return {"recompute": "selective", "recompute_modules": tuple(sorted(names)), **some}
-    return {"recompute": reader.choice("recompute", "none"), **some}
+    return {
+        "recompute": reader.choice("recompute", "none", f", or of {', '.join(RECOMPUTE_MODULES)} (megatron)"),
+        **some,
+    }
 
 
 def _placement(reader: Reader) -> dict[str, Any]:

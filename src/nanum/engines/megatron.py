@@ -187,7 +187,12 @@ def _say_uneven(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str
     )
 
 
-EQUAL_STAGES = Rule("pp does not divide num_hidden_layers (megatron)", _uneven, _say_uneven)
+EQUAL_STAGES = Rule(
+    "pp does not divide num_hidden_layers (megatron): predict cuts them otherwise by --first-stage-layers, "
+    "--last-stage-layers, --embedding-weight or --head-weight, which a plan does not try",
+    _uneven,
+    _say_uneven,
+)
 RULES = (
     offload_rule(
         "megatron",

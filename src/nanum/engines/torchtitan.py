@@ -18,7 +18,7 @@ from nanum.conventions import FUSABLE, Conventions, Kept, with_adapters
 from nanum.engines import pipelining
 from nanum.engines.engine import Engine, fsdp_numerics, muon_rule, weighed_layers, zero_rule
 from nanum.job import Job
-from nanum.layout import ONE_CHUNK, Layout, Structure
+from nanum.layout import ONE_STAGE, Layout, Structure
 from nanum.model import Model
 from nanum.rules import Rule
 from nanum.rules.offload import policy_rules
@@ -119,7 +119,7 @@ RULES = (
     Rule(
         "a schedule of several stages a rank has two or more (torchtitan)",
         lambda model, job, cluster, layout: (
-            (layout.pp > 1) & (layout.structure.schedule not in ONE_CHUNK) & (layout.structure.virtual_stages == 1)
+            (layout.pp > 1) & (layout.structure.schedule not in ONE_STAGE) & (layout.structure.virtual_stages == 1)
         ),
         lambda model, job, cluster, layout: (
             f"schedule={layout.structure.schedule} needs --virtual-stages 2 or more (torchtitan)"

@@ -267,5 +267,6 @@ TEXT: dict[str, str] = {
     ),
     # What is refused
     "unknown": "{part} is not a part of the lesson: it has {parts}",
-    "no_torch": "part {part} measures with PyTorch, which is not installed: pip install 'nanum[torch]'",
+    "no_torch": "part {part} measures with PyTorch, which is not installed: pip install 'nanum[torch]' "
+    "(in a checkout: pip install -e '.[torch]')",
 }

@@ -261,5 +261,6 @@ TEXT: dict[str, str] = {
     ),
     # What is refused
     "unknown": "수업에 {part} 부분은 없다. {parts}가 있다",
-    "no_torch": "{part} 부분은 PyTorch로 재는데 설치되어 있지 않다: pip install 'nanum[torch]'",
+    "no_torch": "{part} 부분은 PyTorch로 재는데 설치되어 있지 않다: pip install 'nanum[torch]' "
+    "(소스 폴더에서는 pip install -e '.[torch]')",
 }

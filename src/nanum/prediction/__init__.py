@@ -18,7 +18,7 @@ from nanum.account.cost import Cost
 from nanum.account.memory import Moment, moment, peak
 from nanum.account.rank_time import RankTimes, rank_times
 from nanum.account.step_time import Cut, StageTime, cut, stage_time
-from nanum.account.timeline import TimeMap, busy, exposed
+from nanum.account.timeline import Busy, TimeMap, busy, exposed
 from nanum.account.traffic import Groups, Key, Total, flops, groups_of, traffic
 from nanum.build import build, build_ranks
 from nanum.cluster import Cluster
@@ -54,21 +54,30 @@ class StageMemory:
     groups: Groups
     mesh: Mapping[str, int]
     host_bytes: int = 0  # the most that is held for this device of its host's memory
+    cuda: bool = True  # else the device is its own host, and has tensors alone: no reserve, no context, no NCCL
 
     @property
     def reserved_bytes(self) -> int:
         return self.reserved_bytes_at("value")
 
     def reserved_bytes_at(self, level: device.Level) -> int:
-        return int(device.reserved_bytes(self.pooled_bytes, level))
+        return int(device.reserved_bytes(self.pooled_bytes, level)) if self.cuda else self.pooled_bytes
 
     @property
     def communicator_bytes(self) -> int:
-        return int(device.communicator_bytes(self.groups, self.mesh))
+        return int(device.communicator_bytes(self.groups, self.mesh)) if self.cuda else 0
 
     @property
     def context_bytes(self) -> int:
-        return int(device.context_bytes(self.groups, self.mesh))
+        return self.context_bytes_at("value")
+
+    def context_bytes_at(self, level: device.Level) -> int:
+        return int(device.context_bytes(self.groups, self.mesh, level)) if self.cuda else 0
+
+    @property
+    def terms(self) -> list[device.Term]:
+        """What is added to tensors."""
+        return device.terms(self.groups, self.mesh) if self.cuda else []
 
     @property
     def device_bytes(self) -> int:
@@ -76,7 +85,7 @@ class StageMemory:
 
     def device_bytes_at(self, level: device.Level) -> int:
         """What is expected, or the least or the most that would have been seen."""
-        return self.reserved_bytes_at(level) + int(device.context_bytes(self.groups, self.mesh, level))
+        return self.reserved_bytes_at(level) + self.context_bytes_at(level)
 
 
 @dataclass(frozen=True)
@@ -178,10 +187,10 @@ class Prediction:
     # --- memory -------------------------------------------------------------------------------------------------------
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
-        at = self.layout
+        at, cuda = self.layout, self.cluster.measured.streams
         groups = frozenset(group for step in self.steps for group in groups_of(step.counted))
         return tuple(
-            StageMemory(i, moment(step.program), pooled_bytes(step), groups, at.mesh, self._host_bytes(step))
+            StageMemory(i, moment(step.program), pooled_bytes(step), groups, at.mesh, self._host_bytes(step), cuda)
             for i, step in enumerate(self.steps)
         )
 
@@ -276,20 +285,33 @@ class Prediction:
     # --- exchanges ----------------------------------------------------------------------------------------------------
     @cached_property
     def communication(self) -> tuple[Row, ...]:
-        """The ledger. What a stream exposes is shared among its rows by their seconds; what the pipeline's sends add to
+        """The ledger. What streams expose is shared among their rows by their seconds; what the pipeline's sends add to
         the step, among a stage's sends, each at the most its own seconds.
         """
         rows = []
-        for i, (step, streamed) in enumerate(zip(self.steps, self._timed.streamed_seconds, strict=True)):
+        for i, step in enumerate(self.steps):
             seconds = busy(step.counted, self.cost)
             sends = {key for key in seconds if key.kind == "send"}
-            waits = exposed({key: each for key, each in seconds.items() if key not in sends}, float(streamed[0]))
+            waits = exposed(
+                {key: each for key, each in seconds.items() if key not in sends}, self._streamed_seconds(i, seconds)
+            )
             share = float(self.parts.sends[0]) / max(len(sends), 1)
             for key, total in traffic(step.counted).items():
                 its_seconds = float(seconds[key].seconds)
                 exposed_seconds = min(share, its_seconds) if key in sends else float(waits[key])
                 rows.append(self._row(i, key, total, its_seconds, exposed_seconds))
         return tuple(rows)
+
+    def _streamed_seconds(self, i: int, rows: Mapping[Key, Busy]) -> float:
+        """What exchanges beside the compute add to the work of rank i: all that is neither kernels (nor their launches,
+        where these take longer) nor an exchange that is waited for at once.
+        """
+        if not self.stage_times:
+            return float(self._timed.streamed_seconds[i][0])
+        t = self.stage_times[i]
+        added = t.busy_seconds + t.optimizer_seconds - t.compute_seconds - t.update_seconds
+        blocked = sum(each.blocking_seconds for each in rows.values())
+        return max(float(np.ravel(added)[0]) - float(blocked), 0.0)
 
     def _row(self, stage: int, key: Key, total: Total, seconds: float, exposed_seconds: float) -> Row:
         return Row(
@@ -360,7 +382,7 @@ class Prediction:
         ]
         keys = ("what", "value", "unit", "tag", "source")
         mine = [dict(zip(keys, each, strict=True)) for each in stated]
-        beyond = [{**asdict(term), "tag": "assumed"} for term in device.terms(self.worst.groups, self.worst.mesh)]
+        beyond = [{**asdict(term), "tag": "assumed"} for term in self.worst.terms]
         return [*beyond, *mine, *self.cost.assumptions()]
 
     def to_dict(self, *, communication: bool = True) -> dict[str, Any]:

@@ -20,11 +20,12 @@ UNMODELLED = (
     "other rank orders, kernels, micro-batches and schedules than a plan tries (flash attention, powers of two up to "
     "16, 1F1B and GPipe)",
     "optimizers that keep states in fp8, and fp4",
-    "experts that some tokens prefer to others",
+    "experts that some tokens prefer to others, unless --expert-imbalance says by how much",
     "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
     "gradient clipping's scalar all-reduce, and data loading",
-    "slower kernels while exchanges overlap with them, where that was not measured; stragglers and jitter",
-    "kernel launches that the host cannot keep ahead of",
+    "which kernels lose more to an exchange beside them, and which less (one share is taken of all); stragglers and "
+    "jitter",
+    "a host that launches kernels faster or slower than those that its seconds were read off",
     "fragmentation beyond the stated reserve",
 )
 OF_CONTEXT_PARALLEL = (
@@ -41,6 +42,9 @@ OF_A_RING = (
 )
 OF_NODES = (
     "DeepEP's buffers in transit, and the multiprocessors that it takes; routers are taken to choose all experts alike",
+)
+OF_ALL_EXPERTS = (
+    "--expert-imbalance changes nothing here: it is of ranks with different experts (--ep), and each rank has them all",
 )
 OF_ADAPTERS = (
     "adapters' dropout, and adapters in another dtype than their engine's trained weights (PEFT may keep them in fp32, "
@@ -109,7 +113,9 @@ def unmodelled(layout: Layout, job: Job) -> list[str]:
     adapters = OF_ADAPTERS if job.trained.lora_rank else ()
     quantized = OF_QUANTIZED if job.trained.quantize != "none" else ()
     offload = OF_OFFLOAD if layout.structure.offload else ()
+    alone = OF_ALL_EXPERTS if job.expert_imbalance > 1 and layout.ep == 1 else ()
     return [
+        *alone,
         *UNMODELLED,
         *of_context,
         *of_ring,

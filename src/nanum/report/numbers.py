@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from nanum.units import GB, GIB, format_seconds
 
 UNKNOWN = "?"
+LESS_THAN_A_SHARE = "a GPU has less to do than its share of one GPU's work, such as gradients to add up"
+"""Why a serial fraction is below 0. Where gradients and weights are sharded, a GPU adds up and casts its own alone, in
+each micro-batch, and one GPU those of all."""
 
 
 def gib(count_bytes: float | None) -> str:
@@ -28,6 +31,13 @@ def duration(seconds: float | None) -> str:
 def percent(fraction: float | None) -> str:
     """A fraction as `41.3%`."""
     return UNKNOWN if fraction is None else f"{fraction:.1%}"
+
+
+def fraction(serial_fraction: float) -> str:
+    """A serial fraction, to the digits that count, for its limit is its inverse: `0.0123`, `-0.000307`."""
+    if serial_fraction == 0:
+        return "0"
+    return f"{serial_fraction:.3g}" if abs(serial_fraction) < 1e-3 else f"{serial_fraction:.4f}"
 
 
 def whole(number: float | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from nanum.report.numbers import duration, gib, percent, whole
+from nanum.report.numbers import LESS_THAN_A_SHARE, duration, fraction, gib, percent, whole
 from nanum.report.tables import Document, Row, print_list, print_table, say, title
 from nanum.report.terminal import layout_words, print_head
 
@@ -16,6 +16,7 @@ WEAK = ("GPUs", "sequences", "step", "scaled\nspeed-up", "effi-\nciency", "over 
 PARTS = ("", "time", "of s")
 CUTS = ("", "step", "faster", "s", "limit")
 CHART_CELLS = 40
+BESIDE_CHART = 24  # cells of a line
 EXCHANGES_SHOWN = 6
 NOT_THE_LAW = 0.02
 """Where Amdahl's curve misses a point by more, the one with shares is told too."""
@@ -59,7 +60,7 @@ def _strong(document: Document, console: Console) -> None:
             whole(point["gpus"]),
             duration(point["step_seconds"]),
             *_beside(point),
-            "" if point["serial_fraction"] is None else _fraction(point["serial_fraction"]),
+            "" if point["serial_fraction"] is None else fraction(point["serial_fraction"]),
         )
         for point in points
     ]
@@ -102,15 +103,16 @@ def _chart(points: Sequence[Document], amdahl: Document, console: Console) -> No
     most = max(1.0, *(point["efficiency"] for point in points))
     widest = max(len(whole(one["gpus"])) for one in [*points, *amdahl["continued"]])
     rows: list[Row] = []
+    cells = min(CHART_CELLS, max(console.width - BESIDE_CHART, 1))
     for point in points:
         law = point["speedup_by_the_law"]
         by_the_law = None if law is None else law / point["gpus"]
         gpus = Text(whole(point["gpus"]).rjust(widest))
-        bar = _bar(point["efficiency"], by_the_law, most)
+        bar = _bar(point["efficiency"], by_the_law, most, cells)
         rows.append((gpus, bar, percent(point["efficiency"]), _law(by_the_law)))
     for one in amdahl["continued"]:
         gpus = Text(whole(one["gpus"]).rjust(widest), "dim")
-        rows.append((gpus, _bar(0.0, one["efficiency"], most), "", _law(one["efficiency"])))
+        rows.append((gpus, _bar(0.0, one["efficiency"], most, cells), "", _law(one["efficiency"])))
     print_table(console, ("GPUs", "", "", "law"), rows, words=2)
 
 
@@ -118,12 +120,12 @@ def _law(efficiency: float | None) -> Text:
     return Text("" if efficiency is None else percent(efficiency), "dim")
 
 
-def _bar(efficiency: float, law: float | None, most: float) -> Text:
-    filled = round(CHART_CELLS * max(efficiency, 0.0) / most)
-    cells = Text("█" * filled + " " * (CHART_CELLS - filled), "cyan")
+def _bar(efficiency: float, law: float | None, most: float, width: int) -> Text:
+    filled = round(width * max(efficiency, 0.0) / most)
+    cells = Text("█" * filled + " " * (width - filled), "cyan")
     if law is None:
         return cells
-    at = min(max(round(CHART_CELLS * law / most) - 1, 0), CHART_CELLS - 1)
+    at = min(max(round(width * law / most) - 1, 0), width - 1)
     return Text.assemble(cells[:at], ("│", "bold"), cells[at + 1 :])
 
 
@@ -132,7 +134,7 @@ def _amdahl(document: Document, console: Console) -> None:
     s = law["serial_fraction"]
     if s is None:
         return
-    words = f"Amdahl's law through the points: s = {_fraction(s)}"
+    words = f"Amdahl's law through the points: s = {fraction(s)}"
     if law["limit"] is None:
         say(console, f"{words}. N GPUs are N times as fast as one, or more, and there is no limit.")
     else:
@@ -148,7 +150,7 @@ def _amdahl(document: Document, console: Console) -> None:
         say(
             console,
             f"Its curve misses a point by {percent(law['worst_error'])}. Were a share of the work "
-            f"{percent(shares['share_efficiency'])} efficient on any number of GPUs, s = {_fraction(s)} would miss by "
+            f"{percent(shares['share_efficiency'])} efficient on any number of GPUs, s = {fraction(s)} would miss by "
             f"{_small(shares['worst_error'])}, and {ends}.",
         )
 
@@ -161,32 +163,28 @@ def _trend(points: Sequence[Document], console: Console) -> None:
     first, last = found[0], found[-1]
     if last < 0.8 * first:
         why = "most of the loss is divided with the work, as what is exchanged in each micro-batch is"
-        say(console, f"It falls from {_fraction(first)} to {_fraction(last)}: {why}.")
+        say(console, f"It falls from {fraction(first)} to {fraction(last)}: {why}.")
     elif last > 1.25 * max(first, 0.0):
         why = "the loss grows with the GPUs, and the limit is lower than a curve through few of them says"
-        say(console, f"It grows from {_fraction(first)} to {_fraction(last)}: {why}.")
+        say(console, f"It grows from {fraction(first)} to {fraction(last)}: {why}.")
 
 
 def _serial(serial: Document, console: Console) -> None:
-    title(console, f"What s = {_fraction(serial['serial_fraction'])} consists of, on {whole(serial['gpus'])} GPUs")
+    title(console, f"What s = {fraction(serial['serial_fraction'])} consists of, on {whole(serial['gpus'])} GPUs")
     rows: list[Row] = []
     for part in serial["parts"]:
-        rows.append((NAMES[part["part"]], duration(part["seconds"]), _fraction(part["serial_fraction"])))
+        rows.append((NAMES[part["part"]], duration(part["seconds"]), fraction(part["serial_fraction"])))
         if part["part"] == "exposed_communication":
             rows += list(_exchanges(serial["exchanges"]))
     print_table(console, PARTS, rows, words=1)
     if any(part["part"] == "uneven_compute" and part["seconds"] < 0 for part in serial["parts"]):
-        say(
-            console,
-            "Below 0: a GPU has less to do than its share of one GPU's work, such as gradients to add up.",
-            "dim",
-        )
+        say(console, f"Below 0: {LESS_THAN_A_SHARE}.", "dim")
 
 
 def _exchanges(exchanges: Sequence[Document]) -> Iterator[Row]:
     for row in exchanges[:EXCHANGES_SHOWN]:
         what = f"  {row['kind']} of {row['what']}, {row['phase']}, over {row['axis']} ({row['link']})"
-        cells = (what, duration(row["exposed_seconds"]), _fraction(row["serial_fraction"]))
+        cells = (what, duration(row["exposed_seconds"]), fraction(row["serial_fraction"]))
         yield tuple(Text(cell, "dim") for cell in cells)
     if (more := len(exchanges) - EXCHANGES_SHOWN) > 0:
         yield (Text(f"  {more} more: --json has every one", "dim"), "", "")
@@ -199,9 +197,7 @@ def _cuts(document: Document, console: Console) -> None:
     title(console, f"What each cut of it would buy, on {whole(document['serial']['gpus'])} GPUs")
     serial, point = document["serial"], document["points"][-1]
     s = serial["serial_fraction"]
-    rows: list[Row] = [
-        ("as it is", duration(point["step_seconds"]), "", _fraction(s), _limit(1 / s if s > 0 else None))
-    ]
+    rows: list[Row] = [("as it is", duration(point["step_seconds"]), "", fraction(s), _limit(1 / s if s > 0 else None))]
     for cut in cuts:
         remark = " (a bound)" if cut["kind"] == "bound" else " (does not fit)" if cut["fits"] is False else ""
         faster = f"{cut['times_faster']:.3f}x"
@@ -210,7 +206,7 @@ def _cuts(document: Document, console: Console) -> None:
                 cut["what"] + remark,
                 duration(cut["step_seconds"]),
                 faster,
-                _fraction(cut["serial_fraction"]),
+                fraction(cut["serial_fraction"]),
                 _limit(cut["limit"]),
             )
         )
@@ -237,7 +233,7 @@ def _weak(document: Document, console: Console) -> None:
     if law["serial_fraction"] is not None:
         say(
             console,
-            f"Gustafson's law through them: s = {_fraction(law['serial_fraction'])} of the time on N GPUs, which makes "
+            f"Gustafson's law through them: s = {fraction(law['serial_fraction'])} of the time on N GPUs, which makes "
             f"a speed-up of N - s(N - 1); it misses a point by {_small(law['worst_error'])}.",
         )
 
@@ -264,14 +260,3 @@ def _small(error: float) -> str:
 def _times(factor: float) -> str:
     """A speed-up, to three digits or the unit."""
     return f"{factor:,.0f}x" if factor >= 100 else f"{factor:.1f}x" if factor >= 10 else f"{factor:.2f}x"
-
-
-def _fraction(serial_fraction: float) -> str:
-    """A serial fraction, to three digits that count, whose limit is its inverse."""
-    return (
-        "0"
-        if serial_fraction == 0
-        else f"{serial_fraction:.3g}"
-        if abs(serial_fraction) < 1e-3
-        else f"{serial_fraction:.4f}"
-    )

@@ -1,4 +1,4 @@
-"""Answers on a terminal. Each function prints one command's document; 80 columns suffice, and numbers are never cut."""
+"""Answers on a terminal. Each function prints one command's document; numbers are never cut."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nanum.layout import AXES as RANK_ORDER
-from nanum.report.numbers import duration, gib, gigabytes, percent, ranges, whole
-from nanum.report.of_experts import dispatch_flags, dispatch_words, routing_flags
+from nanum.report.flags import AXES, PLACED, flags_of, says
+from nanum.report.numbers import LESS_THAN_A_SHARE, duration, fraction, gib, gigabytes, percent, ranges, whole
+from nanum.report.of_experts import dispatch_words, routing_flags
 from nanum.report.tables import Document, Row, print_list, print_table, say, title
 from nanum.units import (
     format_bytes,
@@ -21,7 +21,6 @@ from nanum.units import (
     format_seconds,
 )
 
-AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
 RANKING = ("", "layout", "step", "tokens/s\na GPU", "MFU", "GiB", "bubble")
 MEMORY = ("stage", "params", "grads", "optimizer\nstates", "activations", "buffers", "peak\nallocated")
 COMMUNICATION = ("what", "calls", "payload\nGB", "wire\nGB", "time", "exposed")
@@ -34,6 +33,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
 }
 KINDS_OF_STAGE_SHOWN = 3  # of a pipeline: its first, its last, and those between are usually alike
 BAR_CELLS = 24
+BESIDE_BARS = 42  # cells of a line
 TIGHT = (
     0.95  # of the device's memory: more than the assumed reserve may be wrong by (1.03 to 1.09 of what is allocated)
 )
@@ -96,65 +96,10 @@ def _least(least: Document | None, console: Console, asked: str) -> None:
     say(console, f"  nanum predict {asked} {flags_of(least)}", "dim")
 
 
-def flags_of(document: Document) -> str:
-    """The flags of `predict` that ask for a document's layout."""
-    at, job = document["layout"], document["job"]
-    words = [f"--{a.replace('_', '-')} {at[a]}" for a in AXES if a == "dp_shard" or at[a] != 1]
-    recompute = at.get("recompute_modules") or at["recompute"]
-    words.append(f"--micro-batch-size {at['micro_batch_size']} --zero {at['zero']} --recompute {recompute}")
-    if at.get("recompute_layers"):
-        words.append(f"--recompute-layers {at['recompute_layers']}")
-    words += [f"--recompute-{way} {n}" for way in ("every", "chunk") if (n := at.get(f"recompute_{way}", 1)) > 1]
-    if at["zero"] == 3:
-        words.append("--reshard" if at["reshard"] else "--no-reshard")
-    if at["tp"] > 1:
-        words.append("--sp" if at["sp"] else "--no-sp")
-    if at["cp"] > 1:
-        words.append(f"--cp-kind {at['cp_kind']}")
-    if at["pp"] > 1:
-        words.append(f"--schedule {at['schedule']}")
-        if at["virtual_stages"] > 1:
-            words.append(f"--virtual-stages {at['virtual_stages']}")
-        placed = ((name, at.get(name)) for name in PLACED)
-        words += [f"--{name.replace('_', '-')} {n}" for name, n in placed if n is not None and _says(name, n)]
-    if at["ep"] > 1:
-        words.append(f"--etp {at['etp']}")
-    words += [*dispatch_flags(at), *(["--hpz"] if at.get("hpz") else [])]
-    if at["rank_order"] != ",".join(RANK_ORDER):
-        words.append(f"--rank-order {at['rank_order']}")
-    if at["attention"] != "flash":
-        words.append(f"--attention {at['attention']}")
-    if at.get("loss", "full") != "full":
-        words.append(f"--loss {at['loss']}" + (f" --loss-chunks {at['loss_chunks']}" if at["loss_chunks"] > 1 else ""))
-    if at.get("fp8_gather"):
-        words.append("--fp8-gather")
-    if at.get("offload", "none") != "none":
-        words.append(f"--offload {at['offload']}")
-        if at["offload_fraction"] != 1:
-            words.append(f"--offload-fraction {at['offload_fraction']}")
-    if at["compile"]:
-        words.append("--compile")
-    words.append(f"--engine {document['engine']['name']}")
-    words.append(f"--seq-len {job['seq_len']} --global-batch-size {job['global_batch_size']}")
-    if modules := document["model"].get("mtp_layers"):
-        words.append(f"--mtp-layers {modules}")
-    usual = {"precision": "bf16", "optimizer": "adamw", "expert_imbalance": 1.0}
-    said = [(name.replace("_", "-"), job[name]) for name, word in usual.items() if job.get(name, word) != word]
-    return " ".join([*words, *(f"--{name} {value}" for name, value in said), *routing_flags(job.get("routing", {}))])
-
-
-PLACED = ("first_stage_layers", "last_stage_layers", "embedding_weight", "head_weight")
-
-
-def _says(name: str, number: int) -> bool:
-    """Is it said of the ends of a pipeline? A weight of 0 is, 0 layers are not."""
-    return number > 0 or name.endswith("weight")
-
-
 def _placed_words(layout: Document) -> str:
     """How layers are cut into stages, where it was said."""
     said = ((name, layout.get(name)) for name in PLACED)
-    return ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in said if n is not None and _says(name, n))
+    return ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in said if n is not None and says(name, n))
 
 
 def layout_words(layout: Document) -> str:
@@ -357,9 +302,10 @@ def _time(time: Document, console: Console) -> None:
         "optimizer": time["optimizer_seconds"],
     }
     rows: list[Row] = []
+    cells = min(BAR_CELLS, max(console.width - BESIDE_BARS, 0))
     for name, seconds in parts.items():
         share = (seconds or 0.0) / step_seconds if step_seconds else 0.0
-        rows.append((name, duration(seconds), percent(share), Text("█" * round(BAR_CELLS * min(share, 1.0)), "cyan")))
+        rows.append((name, duration(seconds), percent(share), Text("█" * round(cells * min(share, 1.0)), "cyan")))
     low, high = time["step_seconds_low"], time["step_seconds_high"]
     span = f"between {duration(low)} and {duration(high)}"
     rows.append((Text("step", "bold"), Text(duration(step_seconds), "bold"), "", span))
@@ -377,8 +323,11 @@ def _throughput(document: Document, console: Console) -> None:
         f"{'?' if peak is None else format_flops_per_second(peak)} a GPU ({precision} dense, attention causal)",
     )
     if (serial := time.get("serial_fraction")) is not None:
-        more = "; below 0 since GPUs share the optimizer, which one would do alone" if serial < 0 else ""
-        say(console, f"serial fraction {serial:.4f} (Karp-Flatt: against one GPU, were its memory large enough{more})")
+        more = f"; below 0: {LESS_THAN_A_SHARE}" if serial < 0 else ""
+        say(
+            console,
+            f"serial fraction {fraction(serial)} (Karp-Flatt: against one GPU, were its memory large enough{more})",
+        )
 
 
 def _assumptions(assumptions: Iterable[Document], console: Console) -> None:

@@ -132,7 +132,8 @@ def _virtual_stages(layout: Layout) -> str | None:
     if not is_whole(count) or count < 1:
         return f"virtual_stages={count} is not a whole number of at least 1"
     if schedule in ONE_STAGE and count > 1:
-        return f"schedule={schedule} has one stage a rank, not virtual_stages={count}: use {', '.join(SEVERAL_CHUNKS)}"
+        others = ", ".join(name for name in SEVERAL_CHUNKS if name not in TWO_WAY)  # which no engine runs
+        return f"schedule={schedule} has one stage a rank, not virtual_stages={count}: use {others}"
     if schedule in (*V_SHAPED, *TWO_WAY) and count != 2 and layout.structure.pipelined:
         return f"schedule={schedule} has two stages a rank, not virtual_stages={count}"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,13 @@ def sharing_a_node(layout: Layout, gpus_per_node: int) -> Any:
     inside = np.maximum(inside, 1)
     fits = np.maximum(gpus_per_node // inside, 1)
     return np.gcd(np.maximum(layout.ep, 1), np.where(gpus_per_node % inside == 0, fits, 1))
+
+
+def on_nodes(layout: Layout, gpus_per_node: int) -> Layout:
+    """One layout with what it says of nodes, which are a cluster's."""
+    if layout.structure.dispatcher != "flex":
+        return layout
+    return replace(layout, ep_intra=int(sharing_a_node(layout, gpus_per_node)))
 
 
 def _flex(layout: Layout) -> bool:

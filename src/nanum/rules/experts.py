@@ -39,9 +39,11 @@ def _neighbours(layout: Layout) -> bool:
 
 
 NO_EXPERTS = Rule(
-    "expert parallel without experts",
-    lambda model, job, cluster, layout: (layout.ep > 1) & (not _experts(model)),
-    lambda model, job, cluster, layout: f"ep={layout.ep}, but {model.name} has no experts",
+    "a division of experts without experts",
+    lambda model, job, cluster, layout: ((layout.ep > 1) | layout.structure.own_experts) & (not _experts(model)),
+    lambda model, job, cluster, layout: (
+        f"{f'ep={layout.ep}' if layout.ep > 1 else f'etp={layout.etp}'}, but {model.name} has no experts"
+    ),
 )
 EXPERTS = Rule(
     "ep does not divide num_experts",

@@ -44,6 +44,14 @@ RANK = _rule(
     lambda model, job, layout: not is_whole(job.trained.lora_rank) or job.trained.lora_rank < 0,
     lambda model, job, layout: f"lora_rank={job.trained.lora_rank} is not a whole number of at least 1",
 )
+FULL_RANK = _rule(
+    "lora_rank is over what the layers' own weights have",
+    lambda model, job, layout: _adapts(job) and job.trained.lora_rank > model.hidden_size,
+    lambda model, job, layout: (
+        f"lora_rank={job.trained.lora_rank} exceeds hidden_size={model.hidden_size}, the most that a weight's own rank "
+        "can be"
+    ),
+)
 NOTHING = _rule(
     "without adapters, layers are trained",
     lambda model, job, layout: not _adapts(job) and job.trained.weights in ("none", "ends"),
@@ -96,6 +104,7 @@ HALVES = Rule(
 
 OF_TRAINED_JOB = (
     RANK,
+    FULL_RANK,
     _choice("weights", get_args(TrainedWeights)),
     _choice("lora_targets", get_args(LoraTargets)),
     _choice("quantize", get_args(Quantized)),

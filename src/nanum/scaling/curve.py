@@ -13,6 +13,7 @@ from nanum.job import Job
 from nanum.model import Model
 from nanum.prediction import Prediction, consistent, karp_flatt, reasons
 from nanum.rules import BATCH, GENERAL, WORLD, broken
+from nanum.rules.dispatch import on_nodes
 from nanum.scaling.growth import Form, Growth, cluster_of, job_of
 from nanum.scaling.laws import Pair
 from nanum.search import plan
@@ -119,7 +120,7 @@ class Sweep:
             why += refused.reasons
         if self.growth is not None:
             try:
-                layout = consistent(self.growth.on(gpus))
+                layout = on_nodes(consistent(self.growth.on(gpus)), cluster.gpus_per_node)
             except Refused as refused:
                 why += refused.reasons
         if why:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from nanum.account.step_time import ROUNDING
 from nanum.cluster import Cluster, Link
 from nanum.cluster.measured import Exchange, Framework
 from nanum.conventions import Conventions
@@ -87,7 +88,9 @@ class Serial:
             "optimizer": optimizer,
             "uneven_compute": time.compute_seconds - computed / n,
         }
-        return tuple(Part(name, each, self._share(each)) for name, each in seconds.items())
+        least = ROUNDING * time.step_seconds  # what rounding leaves of nothing
+        kept = {name: each if abs(each) > least else 0.0 for name, each in seconds.items()}
+        return tuple(Part(name, each, self._share(each)) for name, each in kept.items())
 
     def _share(self, seconds: float) -> float:
         return seconds / (self.one_gpu_seconds * (1 - 1 / self.gpus))

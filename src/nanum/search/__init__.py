@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -102,8 +102,7 @@ class Plan:
             return None
         m = q.job.num_microbatches(large.layout.micro_batch_size, large.layout.data_ranks)
         return {
-            "engine": {"name": self.least_engine.name, "version": self.least_engine.version},
-            "job": asdict(q.job),
+            **question_document(q.model, q.job, q.cluster, self.least_engine),
             "layout": layout_document(large.layout, m),
             "device_bytes": large.device_bytes,
             "capacity_bytes": int(q.cluster.chip.memory_bytes.value),

@@ -69,7 +69,7 @@ UNDIVIDED: dict[str, Any] = {
 
 def structures(engine: Engine, like: Structure, *, experts: bool = False) -> list[Structure]:
     """Every structure of the ways that the engine has, with the kernels of `like`. With one stage a schedule is none,
-    with tp = 1 there is nothing to split; `experts` that are spread have a mesh of their own.
+    with tp = 1 there is nothing to split, and cp is 1 in all; `experts` that are spread have a mesh of their own.
     """
     tensors: tuple[TensorParallel, ...] = ("none", "tensor", "sequence")
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -79,6 +79,7 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False) -> lis
             zero=zero,
             reshard=reshard,
             tensor=tensor,
+            cp_kind="none",
             recompute=recompute,
             recompute_modules=(),
             recompute_layers=0,

@@ -164,7 +164,9 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         used = peak(step.program, memory_known, apart=False).peak + step.apart_bytes
         pp = group.layout.pp
         worst = np.maximum.reduceat(np.broadcast_to(used, stage.shape), np.cumsum(pp) - pp)
-        at_device = reserved_bytes(worst) + context_bytes(groups, group.layout.mesh)
+        at_device = worst  # of a device that is its own host
+        if question.cluster.measured.streams:
+            at_device = reserved_bytes(worst) + context_bytes(groups, group.layout.mesh)
         fits = at_device <= question.cluster.chip.memory_bytes.value
         m = question.job.num_microbatches(group.layout.micro_batch_size, group.layout.data_ranks)
         seconds = (
