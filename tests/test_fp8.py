@@ -42,6 +42,8 @@ def test_linear_layers_alone_are_in_fp8(engine: str) -> None:
     layer = {node.name: node.dtype for node in kernels(found.layers[0]) if node.shape}
     linear = {"wq", "wk", "wv", "wo", "gate", "up", "down"}
     products = linear | {f"{d}_{name}" for d in ("dx", "dw") for name in linear}
+    if engine == "megatron":  # of several that are one matrix the first that is come to is there for all
+        products -= {"wk", "wv", "up", *(f"{d}_{name}" for d in ("dx", "dw") for name in ("wq", "wk", "gate"))}
     assert {name for name, dtype in layer.items() if dtype == "fp8"} == products
     assert {name for name, dtype in layer.items() if dtype != "fp8"} == {"attention", "attention_backward"}
     assert all(node.dtype == "bf16" for node in kernels(found.head) if node.shape)
@@ -78,9 +80,6 @@ def llama_8b(precision: str) -> dict:
     return nanum.predict(load_model("llama-3.1-8b"), job, machine, layout, engine="torchtitan").to_dict()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="1.41: the one fp8 coefficient is told by Transformer Engine's runs, and torchao's are slower"
-)
 def test_llama_8b_in_fp8_is_as_much_faster_as_torchtitan_measured() -> None:
     """github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412: 6,667 tokens a second and GPU compiled, 8,532 in
     fp8 (with weights gathered in fp8, on 8 GPUs within a node): to a tenth.

@@ -372,7 +372,7 @@ class Tape:
         product (torchao, float8_ops.py: `preprocess_addmm`; Transformer Engine does once, when they are gathered).
         The scale of what is `remade` (torchao's dynamic scaling, float8_scaling_utils.py) is of the whole tensor.
         Where inputs are `kept` (Transformer Engine), weights are quantized once, in the first micro-batch, which is not
-        counted, and activations by the kernel that makes them.
+        counted, and activations by rows and by columns: by the norm that makes them, or by a kernel of their own.
         """
         if t.category == "params" and t.dtype == "fp8":
             turned = self._phase == "backward" and self.conventions.fp8 == "remade"
@@ -384,14 +384,21 @@ class Tape:
             moved: Any = self.shapes.bytes(out)
             if self.conventions.fp8 == "remade":  # read for its largest value, and again to be scaled by that
                 moved = moved + 2 * self.shapes.bytes(t)
-            elif self._phase == "backward":
-                moved = moved + self.shapes.bytes(t)
             elif t.category == "params":
                 moved = 0 * moved
+            else:  # by rows and by columns
+                moved = 2 * moved + self.shapes.bytes(t) * (not self._of_norm(t))
             self._append(
                 Op("quantize", (t,), (out,), Compute("quantize", self._phase, 0.0, moved, self.dtype), self._regions)
             )
         return self._quantized[t]
+
+    def _of_norm(self, t: Tensor) -> bool:
+        """Has a norm made it, whatever it was exchanged since?"""
+        made = {written: op for op in self.forward for written in op.writes}
+        while t in made and isinstance(made[t].node, Collective):
+            t = made[t].reads[0]
+        return t in made and "norm" in made[t].name
 
     # --- the transpose ----------------------------------------------------------------------------------------------
     def then(self, y: Tensor, transpose: Callable[[], None]) -> Tensor:

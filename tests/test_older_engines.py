@@ -1,0 +1,214 @@
+"""What engines did that published runs had, and what is one kernel in them: by counting in the Program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanum import cluster, engines
+from nanum.account.memory import peak
+from nanum.account.traffic import traffic
+from nanum.build import emit_parts
+from nanum.engines import megatron_kin as kin
+from nanum.engines.engine import Engine
+from nanum.engines.torchtitan_kin import TORCHTITAN_2024, asynchronous
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import Attention, Experts, Mlp, Model
+from nanum.model import load as load_model
+from nanum.prediction import Prediction, consistent
+from nanum.program import Compute, Repeat
+
+GPT = Model("gpt", 1024, 32768, 8, 2048, Attention(16, 16, 64), Mlp(4096, False, "gelu"), "layer_norm", "learned", True)
+LLAMA = Model("llama", 1024, 32768, 8, 8192, Attention(16, 4, 64), Mlp(2816, True, "silu"), "rms_norm", "rotary", False)
+DROPOUT = replace(GPT, hidden_dropout=0.1, attention=replace(GPT.attention, dropout=0.1))
+S = 1024
+JOB = Job(S, 64, "bf16")
+MACHINE = cluster.load("4x8xa100-sxm-80gb")
+
+
+def with_conventions(engine: Engine, **changed: Any) -> Engine:
+    return replace(engine, conventions=lambda *asked: replace(engine.conventions(*asked), **changed))
+
+
+def layer(engine: Engine, model: Model, layout: Layout | None = None) -> Any:
+    return emit_parts(model, JOB, consistent(layout or Layout(micro_batch_size=2)), engine).bodies.layers[0]
+
+
+def kernels(body: Any) -> list[Compute]:
+    return [node for node in (*body.forward, *body.backward) if isinstance(node, Compute)]
+
+
+def exchanged(body: Any) -> dict[Any, tuple[Any, Any]]:
+    return {key: (total.calls, total.payload_bytes) for key, total in traffic(body.forward + body.backward).items()}
+
+
+def named(body: Any, name: str) -> Compute:
+    return next(node for node in kernels(body) if node.name == name)
+
+
+# --- one kernel
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_weights_that_are_one_matrix_are_one_product_and_nothing_else_changes(model: Model, recompute: Any) -> None:
+    layout = Layout(tp=2, micro_batch_size=2, structure=Structure(tensor="tensor", recompute=recompute))
+    engine = engines.load("megatron")
+    one, several = layer(engine, model, layout), layer(with_conventions(engine, stored_as_one=()), model, layout)
+    assert sum(node.flops for node in kernels(one)) == pytest.approx(sum(node.flops for node in kernels(several)))
+    assert sum(node.bytes_moved for node in kernels(one)) < sum(node.bytes_moved for node in kernels(several))
+    assert exchanged(one) == exchanged(several)
+    for nodes, others in ((one.forward, several.forward), (one.backward, several.backward)):
+        assert (peak(nodes).peak, peak(nodes).net) == (peak(others).peak, peak(others).net)
+    wide = sum(named(several, name).shape[1] for name in ("wq", "wk", "wv"))
+    assert named(one, "wq").shape[1] == wide == named(one, "dx_wv").shape[2]
+    assert not [node for node in kernels(one) if node.name in ("wk", "wv", "dx_wk", "dw_wk")]
+    gated = model is LLAMA
+    adds = Counter(node.name for node in kernels(several))["add"] - Counter(node.name for node in kernels(one))["add"]
+    assert adds == 2 + gated  # of three gradients of one input, and of two
+
+
+def test_dropout_and_the_residual_after_it_read_and_write_each_tensor_once() -> None:
+    one = layer(kin.OF_2021, DROPOUT)
+    several = layer(with_conventions(kin.OF_2021, fused=frozenset({"norm", "activation", "optimizer"})), DROPOUT)
+    size = 2 * S * DROPOUT.hidden_size * 2  # micro-batch, tokens, width, bytes
+    fused = [node.bytes_moved for node in one.forward if isinstance(node, Compute) and node.name == "residual"]
+    assert fused == [3 * size + size // 2] * 2  # two are read, a sum is written, and a mask of a byte
+    assert [n.name for n in several.forward if isinstance(n, Compute)].count("dropout") == 2
+    assert [n.name for n in one.forward if isinstance(n, Compute)].count("dropout") == 0
+    assert peak(one.forward).peak == peak(several.forward).peak
+
+
+def test_a_fused_softmax_reads_half_of_the_scores() -> None:
+    eager = Layout(micro_batch_size=2, structure=Structure(attention="eager"))
+    scores = 2 * GPT.attention.num_attention_heads * S**2 * 2
+    assert named(layer(kin.OF_2021, GPT, eager), "core_softmax").bytes_moved == scores * 3 / 2
+    assert named(layer(kin.OF_2021, GPT, eager), "d_core_softmax").bytes_moved == scores * 2
+    assert named(layer(engines.load("torch"), GPT, eager), "core_softmax").bytes_moved == scores * 2
+
+
+# --- stages and buffers
+
+
+def pipelined(engine: Engine, layout: Layout, model: Model = GPT, job: Job = JOB) -> Prediction:
+    return Prediction(model, job, MACHINE, consistent(layout), engine)
+
+
+@given(st.sampled_from([2, 4, 8]), st.sampled_from([2, 4]))
+def test_a_tensor_parallel_rank_sends_its_part_and_the_next_stage_gathers(tp: int, pp: int) -> None:
+    structure = Structure(zero=0, tensor="tensor", pipelined=True)
+    layout = Layout(dp_replicate=32 // tp // pp, tp=tp, pp=pp, micro_batch_size=1, structure=structure)
+    parts, whole = (
+        pipelined(engine, layout).communication
+        for engine in (kin.OF_2021, with_conventions(kin.OF_2021, sends_parts=False))
+    )
+    sent, sent_whole = (sum(r.payload_bytes for r in rows if r.kind == "send") for rows in (parts, whole))
+    assert sent * tp == sent_whole > 0
+    gathered = [r for r in parts if r.kind == "all_gather" and r.axis == "tp" and r.what == "activations"]
+    assert sum(r.payload_bytes for r in gathered) == sent_whole  # what is sent, the receiver has whole
+    assert not [r for r in whole if r.kind == "all_gather" and r.axis == "tp"]
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_a_pipeline_pays_once_for_the_gather_of_what_was_updated(pp: int) -> None:
+    """Each stage's own goes on at the same time as the others'. As each stage begins, it would be paid `pp` times."""
+    slow = cluster.load(f"{2 * pp}x1xa100-sxm-80gb")
+    layout = Layout(dp_shard=2, pp=pp, micro_batch_size=1, structure=Structure(zero=1, pipelined=True))
+    zero_1 = Prediction(GPT, JOB, slow, consistent(layout), kin.MEGATRON_DEEPSPEED)
+    gathers = [row for row in zero_1.communication if row.kind == "all_gather" and row.what == "params"]
+    assert {row.phase for row in gathers} == {"optimizer"}
+    assert len(gathers) == pp
+    without = Prediction(
+        GPT, JOB, slow, consistent(layout),
+        with_conventions(kin.MEGATRON_DEEPSPEED, reduces_beside=True, sends_after_reductions=False),
+    )  # fmt: skip
+    longest = max(row.seconds for row in gathers)
+    assert zero_1.time.step_seconds < without.time.step_seconds + 2.5 * longest  # its reductions are not hidden either
+
+
+@pytest.mark.parametrize(("precision", "each"), [("fp16", 6), ("bf16", 18)])
+def test_a_gradient_is_added_by_a_kernel_of_its_own(precision: Any, each: int) -> None:
+    """fp16 to fp16 reads both and writes one; bf16 is made fp32 before it is added."""
+    layout = Layout(dp_replicate=32, structure=Structure(zero=0))
+    asked = Prediction(GPT, replace(JOB, precision=precision), MACHINE, consistent(layout), kin.MEGATRON_DEEPSPEED)
+    added = [node for node in flat(asked.steps[0].program) if isinstance(node, Compute) and node.name == "add_grads"]
+    h, f = GPT.hidden_size, 4096
+    of_layer = 4 * h * h + 2 * h * f + 4 * h  # six matrices, and two norms with biases
+    assert of_layer * each in {int(node.bytes_moved) for node in added}
+
+
+def flat(nodes: Any) -> Any:
+    for node in nodes:
+        if isinstance(node, Repeat):
+            yield from flat(node.body)
+        else:
+            yield node
+
+
+# --- beside
+
+
+def test_asynchronous_tensor_parallelism_is_faster_and_exchanges_the_same() -> None:
+    structure = Structure(zero=3, tensor="sequence")
+    layout = Layout(dp_shard=4, tp=8, micro_batch_size=4, structure=structure)
+    waits, beside = (
+        Prediction(load_model("llama-3.1-70b"), Job(8192, 16, "bf16"), MACHINE, consistent(layout), engine)
+        for engine in (TORCHTITAN_2024, asynchronous(TORCHTITAN_2024))
+    )
+    assert beside.time.step_seconds < waits.time.step_seconds
+    both = ([(r.axis, r.kind, r.calls, r.payload_bytes) for r in p.communication] for p in (waits, beside))
+    assert next(both) == next(both)
+
+
+def test_experts_exchanges_are_hidden_by_what_compute_there_is_and_no_more() -> None:
+    """Over a slow network they are longer than all compute: the step is no shorter than they are."""
+    experts = Experts(32, 4, Mlp(512, True, "silu"))
+    model = replace(LLAMA, mlp=experts)
+    layout = Layout(dp_shard=16, ep=16, micro_batch_size=1, structure=Structure(zero=1, own_experts=True))
+    waits, beside = (
+        Prediction(model, Job(1024, 64, "bf16"), cluster.load("16x1xa100-sxm-80gb"), consistent(layout), engine)
+        for engine in (
+            kin.bridge(overlaps="none", graphs="none", grads=""),
+            kin.bridge(overlaps="overlap_moe_expert_parallel_comm", graphs="none", grads=""),
+        )
+    )
+    exchanged = sum(row.seconds for row in beside.communication if row.axis == "ep")
+    assert waits.time.step_seconds > beside.time.step_seconds >= exchanged > 0
+
+
+def test_a_cuda_graph_of_all_is_launched_at_once() -> None:
+    layout = consistent(Layout(dp_shard=32, micro_batch_size=1, structure=Structure(zero=1)))
+    none, partial, full = (
+        Prediction(LLAMA, Job(128, 64, "bf16"), MACHINE, layout, kin.bridge(overlaps="none", graphs=graphs, grads=""))
+        for graphs in ("none", "partial", "full")
+    )
+    assert none.time.step_seconds > partial.time.step_seconds > full.time.step_seconds
+
+
+def test_what_is_gathered_to_a_list_is_copied_piece_by_piece() -> None:
+    layout = consistent(Layout(dp_shard=32, micro_batch_size=1, structure=Structure(zero=3)))
+    listed, at_once = (
+        Prediction(GPT, JOB, MACHINE, layout, engine)
+        for engine in (kin.ZERO_3_OF_2021, with_conventions(kin.ZERO_3_OF_2021, gathers_to_lists=False))
+    )
+    counts = [node.count for node in repeats(listed.steps[0].program) if copies(node)]
+    assert set(counts) == {0, 2 * 32, 6 * 32}  # two tables; six matrices of a layer, of a piece from each rank
+    assert listed.time.step_seconds > at_once.time.step_seconds
+    assert listed.communication[0].payload_bytes == at_once.communication[0].payload_bytes
+
+
+def copies(node: Repeat) -> bool:
+    return any(isinstance(each, Compute) and each.name == "copy_piece" for each in node.body)
+
+
+def repeats(nodes: Any) -> Any:
+    for node in nodes:
+        if isinstance(node, Repeat):
+            yield node
+            yield from repeats(node.body)
