@@ -16,7 +16,7 @@ from nanum.account.traffic import traffic
 from nanum.build import emit_parts
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
-from nanum.engines.torchtitan_kin import TORCHTITAN_2024, asynchronous
+from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TORCHTITAN_2024, asynchronous
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Experts, Mlp, Model
@@ -72,6 +72,38 @@ def test_weights_that_are_one_matrix_are_one_product_and_nothing_else_changes(mo
     gated = model is LLAMA
     adds = Counter(node.name for node in kernels(several))["add"] - Counter(node.name for node in kernels(one))["add"]
     assert adds == 2 + gated  # of three gradients of one input, and of two
+
+
+def products(body: Any) -> list[tuple[str, Any]]:
+    return sorted((node.name, node.shape) for node in kernels(body) if node.shape)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_products_of_several_layers_are_not_one(precision: Any) -> None:
+    """Of a chunk that is run again as one, and of modules of multi-token prediction, each layer has its own."""
+    engine, job = engines.load("megatron"), replace(JOB, precision=precision)
+    chunks, (whole,) = (
+        emit_parts(LLAMA, job, consistent(Layout(micro_batch_size=2, structure=structure)), engine).bodies.layers
+        for structure in (Structure(recompute="full", recompute_chunk=4), Structure(recompute="full"))
+    )
+    several = sorted(len(products(chunk)) for chunk in chunks)
+    assert several == [layers * len(products(whole)) for layers in (1, 2, 3, 4)]
+    assert all(set(products(chunk)) == set(products(whole)) for chunk in chunks)
+    one, two = (
+        emit_parts(LLAMA.predicting(modules), job, consistent(Layout(micro_batch_size=2)), engine).bodies.head
+        for modules in (1, 2)
+    )
+    found = {shape for name, shape in products(two) if name in ("wq", "gate", "dx_wv", "dw_up")}
+    assert found == {shape for name, shape in products(one) if name in ("wq", "gate", "dx_wv", "dw_up")} != set()
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_what_is_run_again_of_llm_foundrys_is_as_much_as_of_products_apart(recompute: Any) -> None:
+    layout = Layout(micro_batch_size=2, structure=Structure(zero=3, recompute=recompute))
+    one, several = (
+        layer(engine, LLAMA, layout) for engine in (LLM_FOUNDRY, with_conventions(LLM_FOUNDRY, stored_as_one=()))
+    )
+    assert sum(node.flops for node in kernels(one)) == pytest.approx(sum(node.flops for node in kernels(several)))
 
 
 def test_dropout_and_the_residual_after_it_read_and_write_each_tensor_once() -> None:

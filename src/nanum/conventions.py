@@ -125,7 +125,7 @@ class Conventions:
     recompute_stops_early: bool  # at the last tensor that backward needs (torch), or the whole forward again (Megatron)
     selective: Kept  # by selective recompute
     grads_resident: bool  # gradients live in a buffer for the whole run, and matmuls add into it
-    adds_apart: int = 0  # bytes moved for an element of these where kernels of their own add it, after the matmul's
+    adds_apart: bool = False  # are gradients added to these by kernels of their own, after the matmul's?
     loss_kernel: Literal["cross_entropy", "softmax", "in_place"] = (
         "cross_entropy"  # PyTorch's; the fp32 softmax is kept and becomes its gradient; the logits become it
     )

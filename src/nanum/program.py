@@ -28,7 +28,7 @@ CONTEXT_STREAM = "context"
 """Exchanges beside others' work in one operation: a ring's of keys and values, beside the attention that is at work on
 those before; of tokens between nodes, beside those within a node."""
 EXPERTS_STREAM = "experts"
-"""Exchanges of experts beside the compute of another micro-batch, which all are awaited when a pass is done."""
+"""Exchanges of experts beside compute, as of another micro-batch, which all are awaited when a pass is done."""
 EXPERTS_TICKET = "experts"
 AWAITED_STREAMS = (DATA_STREAM, REDUCER_STREAM, CONTEXT_STREAM, EXPERTS_STREAM)
 HOST_STREAM = "host"

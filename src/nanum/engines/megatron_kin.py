@@ -43,10 +43,6 @@ def _changed(change: Callable[[Conventions, Job], Conventions]) -> Callable[[Mod
     return changed
 
 
-ADDED = {"fp16": 2 + 2 + 2, "bf16": 2 + 4 + 4 + 4 + 4, "fp32": 4 + 4 + 4}
-"""Bytes to add a gradient to another: in its own precision; or bf16 to fp32, which is made fp32 before."""
-
-
 def _of_2021(stated: Conventions, job: Job) -> Conventions:
     """Apex's fused norm and optimizer, its own softmax, and kernels that the JIT makes of bias, GELU and dropout; a
     loss of three reductions; stages send in parts (Megatron's scatter/gather, DeepSpeed's `PartitionedTensor` in
@@ -61,7 +57,7 @@ def _of_2021(stated: Conventions, job: Job) -> Conventions:
         reduces_beside=False,
         attention_library="flash",
         sends_parts=True,
-        adds_apart=ADDED[job.dtype],
+        adds_apart=True,
     )
 
 
@@ -115,23 +111,20 @@ MEGATRON_DEEPSPEED = replace(OF_2021, version="Megatron-DeepSpeed (2021 to 2022)
 ZERO_BUBBLE = replace(
     OF_2021,
     version="sail-sg/zero-bubble-pipeline-parallelism (2023)",
-    conventions=_changed(lambda stated, job: replace(_of_2021(stated, job), adds_apart=0)),
+    conventions=_changed(lambda stated, job: replace(_of_2021(stated, job), adds_apart=False)),
     layers_of_stage=weighed_layers,
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv"),
 )
-
-
-LAUNCHED = {"none": 2, "partial": 1, "full": 0}
-"""Kernels that the host launches for an operation, which those in a CUDA graph are not: of attention, router and
-dispatch in a `partial` one, taken for half; of all in a `full` one.
-"""
 
 
 @cache
 def bridge(*, overlaps: str, graphs: str, grads: str) -> Engine:
     """Megatron-Bridge, as its recipes set it (scripts/performance). Exchanges run beside what they belong to: those of
     tensor parallelism beside its products (`tp_comm_overlap`, Transformer Engine's user buffers), those of experts
-    beside another micro-batch (`overlap_moe_expert_parallel_comm`). Gradients are reduced in fp32, or in `grads`.
+    beside another micro-batch (`overlap_moe_expert_parallel_comm`; here beside its own pass's compute, which is as
+    long, and is there too where there is but one micro-batch). Gradients are reduced in fp32, or in `grads`. Kernels in
+    a CUDA graph are not launched one by one: those of attention, router and dispatch in a `partial` one, taken for
+    half, and all in a `full` one.
     """
 
     def recipe(stated: Conventions, job: Job) -> Conventions:
@@ -139,7 +132,7 @@ def bridge(*, overlaps: str, graphs: str, grads: str) -> Engine:
             stated,
             tp_behind="tp_comm_overlap" in overlaps,
             ep_behind="overlap_moe_expert_parallel_comm" in overlaps,
-            calls=LAUNCHED[graphs],
+            calls={"none": stated.calls, "partial": stated.calls // 2, "full": 0}[graphs],
             numerics=replace(stated.numerics, grad_dtype=grads or stated.numerics.grad_dtype),
         )
 

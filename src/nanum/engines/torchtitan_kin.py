@@ -27,8 +27,10 @@ def of_2024(model: Model, job: Job, structure: Structure) -> Conventions:
 
 
 def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
-    """MPT's default attention of its time, FlashAttention 1 in Triton (attn_impl: triton), of one product (`Wqkv`)."""
-    one = (("wq", "wk", "wv"),)
+    """MPT's default attention of its time, FlashAttention 1 in Triton (attn_impl: triton), of one product (`Wqkv`).
+    That is apart where selective recompute, which llm-foundry has not, would run some of it again.
+    """
+    one = () if structure.recompute == "selective" else (("wq", "wk", "wv"),)
     return replace(conventions(model, job, structure), attention_library="triton", stored_as_one=one)
 
 

@@ -20,20 +20,28 @@ def join(tape: Tape) -> None:
     for ops in (tape.forward, tape.backward):
         for names in tape.conventions.stored_as_one:
             for way in WAYS:
-                _products(tape, ops, names, way)
+                for found in _together(ops, {way + name for name in names}):
+                    _product(tape, ops, found, way)
         if "residual" in tape.conventions.fused:
             _residuals(tape, ops)
 
 
-def _products(tape: Tape, ops: list[Op], names: Sequence[str], way: str) -> None:
-    """`[a b] . W` for a . W and b . W: forward and for the weights' gradient its columns are those of both, for the
-    input's gradient its inner dim; what they read, or add up to, is touched once.
+def _together(ops: list[Op], named: set[str]) -> list[list[int]]:
+    """Where products of these names are, one of each name at most: a name that comes again is of another layer."""
+    groups: list[dict[str, int]] = [{}]
+    for i, op in enumerate(ops):
+        if isinstance(op.node, Compute) and op.name in named:
+            if op.name in groups[-1]:
+                groups.append({})
+            groups[-1][op.name] = i
+    return [list(group.values()) for group in groups if len(group) > 1]
+
+
+def _product(tape: Tape, ops: list[Op], found: Sequence[int], way: str) -> None:
+    """`x . [V W]` for x . V and x . W: forward and for the weights' gradient its columns are those of both, for the
+    input's gradient its inner dim; what they read, or add up to, is touched once. An adapter's part of that is added
+    apart.
     """
-    found = [
-        i for i, op in enumerate(ops) if isinstance(op.node, Compute) and op.name in {way + name for name in names}
-    ]
-    if len(found) < 2:
-        return
     kernels = [ops[i].node for i in found]
     at = found[-1] if way == "dx_" else found[0]
     whole = kernels[0]

@@ -358,13 +358,16 @@ class FlatBuffers:
         return [Held("params", -self._gathered(place.part))] if self._zero == 3 else []
 
     def _added(self, buffers: list[Buffer]) -> list[Node]:
-        """Gradients are added to those of earlier micro-batches, tensor by tensor."""
-        size = sum(b.elements for b in buffers) * self.conventions.adds_apart
+        """Gradients are added to those of earlier micro-batches, tensor by tensor: both are read and one is written,
+        and what is narrower is made as wide before.
+        """
+        if not self.conventions.adds_apart:
+            return []
+        n = self.conventions.numerics
+        own, wide = ITEMSIZE[n.compute_dtype], ITEMSIZE[n.grad_dtype]
+        size = sum(b.elements for b in buffers) * (3 * wide + (own != wide) * (own + wide))
         calls = sum(len(b.sizes) for b in buffers)
-        add = Compute(
-            "add_grads", "backward", 0.0, size, self.conventions.numerics.grad_dtype, launches=calls, calls=calls
-        )
-        return [add] if self.conventions.adds_apart else []
+        return [Compute("add_grads", "backward", 0.0, size, n.grad_dtype, launches=calls, calls=calls)]
 
     def backward(self, *, gathers: bool, first: bool, last: bool, half: Half = "whole") -> list[Node]:
         """Gradients are reduced in the last backward or, where they are stored split, in each. In halves the second has

@@ -193,7 +193,7 @@ class LiveShards:
         """
         if not self.conventions.gathers_to_lists:
             return []
-        tensors = sum((size > self.conventions.buckets.persist) * 1 for size in self.units[part].sizes)
+        tensors = sum((elements > self.conventions.buckets.persist) * 1 for elements in self.units[part].sizes)
         pieces = tensors * self.group_ranks * (size > 0)
         each = 2 * size // most(pieces, 1)
         dtype = self.conventions.numerics.compute_dtype

@@ -31,6 +31,10 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300
 
 
+def _one_of(*words: str) -> tuple[str, Check]:
+    return f"{', '.join(words[:-1])} or {words[-1]}", lambda value: value in words
+
+
 WHOLE = ("a whole number of at least 1", _whole)
 NUMBER = ("a number above 0", _number)
 TEXT = ("text", lambda value: isinstance(value, str))
@@ -42,7 +46,9 @@ WORD = ("text", lambda value: isinstance(value, str) and bool(value.strip()))
 FIELDS: dict[str, tuple[str, Check]] = {
     "id": WORD,
     **dict.fromkeys(("source", "row_kind", "family", "task", "recompute", "precision", "schedule", "overlap"), TEXT),
-    **dict.fromkeys(("dispatcher", "cuda_graphs", "grad_reduce"), TEXT),
+    "dispatcher": _one_of("alltoall", "flex"),
+    "cuda_graphs": _one_of("none", "partial", "full"),
+    "grad_reduce": _one_of("bf16", "fp32"),
     **dict.fromkeys(("micro_batch", "global_batch", "model.mtp_layers"), WHOLE),
     "oom": FLAG,
     "model.name": TEXT,
