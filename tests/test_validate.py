@@ -111,7 +111,7 @@ def test_a_layout_that_is_no_layout_is_refused(questions: dict[str, Question | l
         ("titan-8b-8-fsdp", "reserved", 82.4 * GIB),
         ("simumax-b200-llama3_405b_l4_tp2_pp1_dp4_mbc4", "allocated", 81.59 * GIB),
         ("bs176-009-196B-h13824-l84-a64-n48-d4t8p12-m4-gb2048", "device", 52 * GIB),
-        ("zb-t4-1.5b-zb-2p-m24", None, None),  # "allocator definition not stated"
+        ("zb-t4-1.5b-zb-2p-m24", "allocated", 59 * GB),  # "allocator definition not stated", and taken for granted
     ],
 )
 def test_memory_is_what_the_source_means_by_it(

@@ -80,7 +80,7 @@ def question_of(row: Row) -> Question | list[str]:
     if batch is None:
         why.append("the global batch is not stated")
     step = _step_seconds(row)
-    memory, kind = _memory(row)
+    memory, kind = _memory(row, source)
     if step is None and kind is None:
         why.append("neither a step's time nor a memory of a stated kind was measured")
     if why or not (model and precision and cluster and layout and engine):
@@ -94,7 +94,7 @@ def question_of(row: Row) -> Question | list[str]:
 
 def unasked(row: Row) -> dict[Quantity, str]:
     """Quantities of a row that are not compared, though it has them, each with the reason."""
-    if row["measured.memory_gb"] is None or _memory(row)[1] is not None:
+    if row["measured.memory_gb"] is None or _memory(row, source_of(row))[1] is not None:
         return {}
     return {"memory_bytes": "whether memory is allocated, reserved or the device's is not stated"}
 
@@ -248,11 +248,13 @@ def _step_seconds(row: Row) -> float | None:
     return batch * sequence / (rate * gpus) if rate and batch and sequence and gpus else None
 
 
-def _memory(row: Row) -> tuple[float | None, Kind | None]:
-    """Bytes, and which of the three they are. Bytes are None where a run did not fit, the kind where none is stated."""
+def _memory(row: Row, source: Source) -> tuple[float | None, Kind | None]:
+    """Bytes, and which of the three they are, as the row says or its source's entry takes for granted. Bytes are None
+    where a run did not fit, the kind where there is none.
+    """
     said = row["measured.memory_def"] or ""
     if "not stated" in said:
-        return None, None
+        said = f"GB {source.memory}" if source.memory else ""
     kinds: tuple[tuple[str, Kind], ...] = (
         ("nvidia-smi", "device"),
         ("reserved", "reserved"),

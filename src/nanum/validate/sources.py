@@ -34,6 +34,7 @@ class Source:
     vocab: int | None = None  # where a row names none
     virtual_stages: tuple[int, ...] = ()  # the first that divides a rank's layers, where a row names none
     reshard: bool | None = None  # None is the engine's own
+    memory: Literal["allocated", "reserved"] | None = None  # what is measured, where a row says that it does not say
     sequence_parallel: bool = False  # where a row does not say
     dispatcher: Dispatcher = "alltoall"
 
@@ -137,11 +138,14 @@ SOURCES: dict[str, Source] = {
         kin.ZERO_BUBBLE, "gpt",
         (GPT, "recompute is not stated: none", "precision is not stated: fp16", LINK,
          "vocabulary is not stated: 32000, as the names of its models say (28.3B allows 26k to 42k, 50304 is 28.4B)",
-         "embedding and head weigh a layer each, as layer counts of k·p - 2 say"),
-        precision="fp16", attention="eager", vocab=32000,
+         "embedding and head weigh a layer each, as layer counts of k·p - 2 say",
+         "memory's kind is not stated: PyTorch's peak allocated, in GB"),
+        precision="fp16", attention="eager", vocab=32000, memory="allocated",
     ),
     "nanotron": Source(
-        "nanotron", "llama", ("recompute is not stated: none", LINK, "memory's kind is not stated"), zero=1
+        "nanotron", "llama",
+        ("recompute is not stated: none", LINK, "memory's kind is not stated: PyTorch's peak reserved, in GB"),
+        zero=1, memory="reserved",
     ),
     "ds": Source("deepspeed", "gpt", (GPT,), precision="fp16", recompute="full", zero=3, attention="eager"),
 }  # fmt: skip
