@@ -395,10 +395,10 @@ class Tape:
 
     def _of_norm(self, t: Tensor) -> bool:
         """Has a norm made it, whatever it was exchanged since?"""
-        made = {written: op for op in self.forward for written in op.writes}
-        while t in made and isinstance(made[t].node, Collective):
-            t = made[t].reads[0]
-        return t in made and "norm" in made[t].name
+        made = next((op for op in reversed(self.forward) if t in op.writes), None)
+        if made is not None and isinstance(made.node, Collective):
+            return self._of_norm(made.reads[0])
+        return made is not None and "norm" in made.name
 
     # --- the transpose ----------------------------------------------------------------------------------------------
     def then(self, y: Tensor, transpose: Callable[[], None]) -> Tensor:
