@@ -1,10 +1,10 @@
 """`make calibrate`: fit the few coefficients of `data/measured/fitted.toml` on the published runs that are shipped.
 
-Each source has the same weight: half the median and half the mean of the absolute logarithmic errors. A fit walks
-down a model that is linear in the logarithms of the coefficients around the last one; the slopes are differences of
-predictions, worked out for all coefficients at once. Then each source is left out in turn, and what it is predicted
-to take is by the coefficients that never saw it: of these are the errors that `nanum validate` prints, and the
-ranges.
+Each source has the same weight: the mean of its absolute logarithmic errors, which few odd runs do not carry away, and
+which has one best fit. A fit walks down a model that is linear in the logarithms of the coefficients around the last
+one; the slopes are differences of predictions, worked out for all coefficients at once. Then each source is left out
+in turn, and what it is predicted to take is by the coefficients that never saw it: of these are the errors that
+`nanum validate` prints, and the ranges.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ AT_MOST = 120
 """Runs of a source that a fit sees, evenly among them."""
 ROUNDS = 2
 APART = 1.05  # how far a coefficient is moved to see what it does
+ROUNDED = 0.01  # an absolute error is smooth within so much of 0
+PRECISELY = {"maxiter": 5000, "ftol": 1e-13, "gtol": 1e-9}
 PENALTY = 0.2  # on the square of the logarithm of a coefficient over what is known of it before
 BEFORE = dict.fromkeys(NAMES, 1.0) | {
     "matmul_untabled": 0.79,  # between the two tables that there are
@@ -138,23 +140,26 @@ def _by_source(errors: np.ndarray, sources: np.ndarray, names: Iterable[str]) ->
 
 
 def _fit(error: np.ndarray, slopes: np.ndarray, start: np.ndarray, sources: np.ndarray, names: list[str]) -> np.ndarray:
-    """The logarithms of what `start` is to be multiplied by, on the runs of these sources."""
-    of = [sources == name for name in names]
+    """The logarithms of what `start` is to be multiplied by, on the runs of these sources. The loss is convex, so
+    there is one best.
+    """
+    share = sum(np.where(sources == name, 1 / np.sum(sources == name) / len(names), 0.0) for name in names)
     known = np.log(np.array([BEFORE[name] for name in NAMES]) / start)
-
     most = np.log(np.array([1.0 if name in SLOWER else np.inf for name in NAMES]) / start)
     weights = np.array([UNSURE.get(name, 1.0) for name in NAMES])
 
-    def loss(x: np.ndarray) -> float:
-        x = np.minimum(x, most)
-        off = np.abs(error + slopes @ x)
-        each = [(np.median(off[rows]) + off[rows].mean()) / 2 for rows in of]
-        return float(np.mean(each) + PENALTY * (weights @ (x - known) ** 2) / len(NAMES))
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        """And its slopes."""
+        off = error + slopes @ x
+        size = np.hypot(off, ROUNDED)
+        apart = weights * (x - known)
+        value = share @ size + PENALTY * (apart @ (x - known)) / len(NAMES)
+        return float(value), (share * off / size) @ slopes + 2 * PENALTY * apart / len(NAMES)
 
-    begun = [np.full(len(NAMES), at) for at in (0.0, 0.05, -0.05)]
-    fits = [minimize(loss, at, method="Powell", options={"xtol": 1e-4, "ftol": 1e-6}) for at in begun]
-    best: np.ndarray = min(fits, key=lambda fit: float(fit.fun)).x
-    return np.minimum(best, most)
+    bounds = [(None, at if np.isfinite(at) else None) for at in most]
+    fit = minimize(loss, np.minimum(0.0, most), jac=True, method="L-BFGS-B", bounds=bounds, options=PRECISELY)
+    found: np.ndarray = fit.x
+    return found
 
 
 def _ranges(out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[str]) -> dict[str, list[float]]:

@@ -244,6 +244,16 @@ def test_a_number_that_is_none(tmp_path, bandwidth, said):
     assert said in reason
 
 
+def test_launches_that_block_are_stated(tmp_path):
+    file = tmp_path / "slow.toml"
+    text = 'nodes = 1\ngpus_per_node = 8\nchip = "a100-sxm-80gb"\n'
+    file.write_text(text + "launch_blocking = true\n")
+    assert cluster.load(str(file)).launch_blocking
+    file.write_text(text + 'launch_blocking = "yes"\n')
+    (reason,) = refusal(str(file))
+    assert reason.endswith("launch_blocking = 'yes' is neither true nor false")
+
+
 def test_a_file_that_is_no_toml(tmp_path):
     file = tmp_path / "x.toml"
     file.write_text("nodes = ")

@@ -1,6 +1,7 @@
 """What kernels and exchanges cost: coefficients refitted, placements by counting, times by hand or as published."""
 
 import csv
+import dataclasses
 import itertools
 import tomllib
 from importlib.resources import files
@@ -342,6 +343,46 @@ def test_the_published_bus_bandwidth_of_four_b200_nodes():
     payload = 17_179_869_184
     seconds = alone(b200, Layout(dp_shard=32)).collective_seconds(exchange("all_reduce", ("dp_shard",), 32, payload))
     assert payload / seconds * 2 * 31 / 32 == pytest.approx(381.8e9, rel=0.001)
+
+
+SWEEPS = {  # ml-engineering, network/README.md: microseconds, or GB/s of bus bandwidth, by MiB
+    "a100-sxm-80gb": {0.03125: 43.83e-6, 1: 101.9e-6, 16: 276.6e-6, 64: 684.6e-6, 16384: 127_997e-6},
+    "h200-sxm": {1: 39.93e9, 16: 219.89e9, 64: 346.51e9, 8192: 477.45e9},
+    "b200": {4: 76.48e9, 64: 400.6e9, 8192: 839.07e9},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "published"), [(name, mib, value) for name, sweep in SWEEPS.items() for mib, value in sweep.items()]
+)
+def test_an_all_reduce_of_eight_in_a_node_takes_what_was_published(name, mib, published):
+    payload = int(mib * 2**20)
+    seconds = published if published < 1 else payload * 2 * 7 / 8 / published
+    node = alone(load_cluster(f"1x8x{name}"), Layout(dp_shard=8))
+    assert node.collective_seconds(exchange("all_reduce", ("dp_shard",), 8, payload)) == pytest.approx(
+        seconds, rel=0.04
+    )
+
+
+@pytest.mark.parametrize(("gpus", "bus"), [(4, 363.3e9), (6, 435.6e9), (8, 473.1e9)])
+def test_a_switch_adds_up_an_all_reduce_of_more_than_four(gpus, bus):
+    """The same, of 8 GiB on H200 GPUs with NVLS; without it 363 to 366 GB/s, whatever their number."""
+    node = alone(load_cluster(f"1x{gpus}xh200-sxm"), Layout(dp_shard=gpus))
+    seconds = node.collective_seconds(exchange("all_reduce", ("dp_shard",), gpus, 2**33))
+    assert 2**33 * 2 * (gpus - 1) / gpus / seconds == pytest.approx(bus, rel=0.04)
+    gathered = node.collective_seconds(exchange("all_gather", ("dp_shard",), gpus, 2**33))
+    assert 2**33 * (gpus - 1) / gpus / gathered == pytest.approx(363e9, rel=0.02)
+
+
+def test_a_kernel_that_blocks_its_launch_takes_both():
+    """CUDA_LAUNCH_BLOCKING=1: the host does not run ahead, so that no launch hides behind a kernel."""
+    node = load_cluster("1x8xa100-sxm-80gb")
+    blocking = Cost(dataclasses.replace(node, launch_blocking=True), LAYOUT)
+    plain = Cost(node, LAYOUT)
+    for kernel in (matmul(4096, 4096, 4096), matmul(64, 64, 64)):
+        together = plain.compute_seconds(kernel) + plain.host_seconds(kernel)
+        assert blocking.compute_seconds(kernel) == pytest.approx(together)
+        assert plain.host_seconds(kernel) > 0
 
 
 def test_an_axis_outside_the_mesh_is_refused():

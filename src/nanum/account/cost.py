@@ -120,7 +120,8 @@ class Cost:
         works = (node.flops > 0) | (node.bytes_moved > 0)
         measured = self._grids.kernel_seconds(node, self.cluster.gpus_per_node)
         host = self._grids.host_seconds("sharded_parameter" if node.sharded else "parameter")
-        return (self._modelled_seconds(node) if measured is None else measured) * works + node.tensors * host
+        seconds = (self._modelled_seconds(node) if measured is None else measured) * works + node.tensors * host
+        return seconds + self.host_seconds(node) if self.cluster.launch_blocking else seconds
 
     def _modelled_seconds(self, node: Compute) -> Quantity:
         known, chip = self.coefficients, self.cluster.chip
@@ -310,6 +311,12 @@ class Cost:
                 (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency, "ratio"),
                 (f"{link.name} latency of a hop", link.latency_seconds, "seconds"),
             ]
+            if (ramp := link.ramp) and not self.cluster.measured.exchanges:
+                bytes_stated = f"{len(ramp.payload_bytes)} sizes: {ramp.source}"
+                filled = Stated(max(ramp.excess), ramp.tag, bytes_stated)
+                stated.append(
+                    (f"{link.name}, most that messages of some size take over latency and bandwidth", filled, "ratio")
+                )
             if not self.cluster.measured.exchanges:
                 fitted = self.coefficients.fitted
                 inside = link is self.cluster.intra_node

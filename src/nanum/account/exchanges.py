@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nanum.cluster import Cluster, Link
+from nanum.cluster import Cluster, Link, Ramp
 from nanum.cluster.measured import Exchange, Grid
 from nanum.collectives import node_steps, ring_steps, wire_bytes
 from nanum.program import Quantity
@@ -29,7 +29,7 @@ def modelled(
     node, while the ranks of the node share theirs over the inner link; both run at once (NCCL's channels do). Small
     messages of an all-reduce go round the ring of a node and through a tree of nodes, those of a gather or a scatter
     round the ring of all ranks (NCCL's own model of its latency: graph/tuning.cc). An all-to-all sends each piece
-    straight to its rank.
+    straight to its rank. Inside a node a switch that adds makes an all-reduce faster than its ring.
 
     Raises:
         ValueError: the kind is unknown.
@@ -45,6 +45,8 @@ def modelled(
         between = between / members
         if kind in ("all_gather", "reduce_scatter", "broadcast"):
             hops_within = size - nodes
+    if kind == "all_reduce" and inner.ramp and inner.ramp.in_switch:
+        within = within / np.where(nodes == 1, _in_switch(inner.ramp, size), 1.0)
     one_way = np.maximum(within / _bandwidth(inner), between / _bandwidth(outer))
     latency = hops_within * inner.latency_seconds.value + hops_between * outer.latency_seconds.value
     return calls * latency + one_way
@@ -54,13 +56,23 @@ def _bandwidth(link: Link) -> float:
     return link.bytes_per_second.value * link.efficiency.value
 
 
+def _in_switch(ramp: Ramp, size: Quantity) -> Quantity:
+    """Bus bandwidth of an all-reduce over a ring's, between the sizes of groups that were measured, and as at the
+    nearest of them beyond; the smallest is a ring's.
+    """
+    ranks, faster = np.array(ramp.in_switch).T
+    return np.interp(size, ranks, faster)
+
+
 @dataclass(frozen=True, eq=False)
 class Corrections:
-    """By how much the measured exchanges of a cluster took longer than `modelled` says.
+    """By how much exchanges take longer than `modelled` says.
 
-    The logarithm of that ratio is linear in the logarithms of a call's bytes and of the ranks, between what was
-    measured inside a node, and between what was measured across nodes; beyond it, the ratio at its edge holds. So a
-    measured point is met exactly, and what lies outside follows the model from the nearest one.
+    Inside a node by the ramp of its link, which is an all-reduce's and taken for that of other collectives. Where
+    exchanges of a kind were measured on the cluster, by those beside: the logarithm of that ratio is linear in the
+    logarithms of a call's bytes and of the ranks, between what was measured inside a node, and between what was
+    measured across nodes; beyond it, the ratio at its edge holds. So a measured point is met exactly, and what lies
+    outside follows the model from the nearest one.
     """
 
     cluster: Cluster
@@ -70,15 +82,22 @@ class Corrections:
     def factor(
         self, kind: str, bytes_of_call: Quantity, size: Quantity, nodes: Quantity, inside: Quantity, outside: Quantity
     ) -> Quantity:
-        """What `modelled` is to be multiplied by: `inside` a node, or across nodes (`outside`), where nothing of the
-        kind was measured.
+        """What `modelled` is to be multiplied by: `inside` a node, and by how its link is filled, or across nodes
+        (`outside`), where nothing of the kind was measured.
         """
         here = [e for e in self.cluster.measured.exchanges if e.kind == MEASURED_AS.get(kind, kind)]
         if (within := [e for e in here if e.nodes == 1]) and np.any(nodes == 1):
             inside = self._over_ranks(within, bytes_of_call, size)
         if (across := [e for e in here if e.nodes > 1]) and np.any(nodes > 1):
             outside = self._over_ranks(across, bytes_of_call, size)
-        return np.where(nodes > 1, outside, inside)
+        return np.where(nodes > 1, outside, inside * self._excess(kind, bytes_of_call))
+
+    def _excess(self, kind: str, bytes_of_call: Quantity) -> Quantity:
+        """Of a call inside a node, over `modelled`, where nothing was measured."""
+        ramp = self.cluster.intra_node.ramp
+        if ramp is None or kind in NEIGHBOUR:
+            return 1.0
+        return np.interp(np.log(np.maximum(bytes_of_call, 1)), np.log(ramp.payload_bytes), ramp.excess)
 
     def _over_ranks(self, measured: list[Exchange], bytes_of_call: Quantity, size: Quantity) -> Quantity:
         by_ranks = {e.ranks: e for e in sorted(measured, key=lambda e: (e.ranks, -e.nodes))}
@@ -98,5 +117,7 @@ class Corrections:
             sizes = np.array(grid.sizes[0])
             nodes, ranks = exchange.nodes, exchange.ranks
             expected = modelled(self.cluster, exchange.kind, sizes, 1, -(-ranks // nodes), nodes, ranks)
+            if nodes == 1:
+                expected = expected * self._excess(exchange.kind, sizes)
             self._ratios[id(exchange)] = np.log(sizes), np.log(np.array(grid.seconds) / expected)
         return np.interp(np.log(np.maximum(bytes_of_call, 1)), *self._ratios[id(exchange)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nanum.cluster.measured import Measured
+from nanum.cluster.measured import Measured, Ramp
 from nanum.cluster.quantity import Quantity, Tag
 
-__all__ = ["Chip", "Cluster", "Host", "Link", "Measured", "Quantity", "Tag", "load"]
+__all__ = ["Chip", "Cluster", "Host", "Link", "Measured", "Quantity", "Ramp", "Tag", "load"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Link:
     efficiency: Quantity
     latency_seconds: Quantity  # of one hop of a ring step
     group_size: int
+    ramp: Ramp | None = None  # of a link inside a node; None where no table is at hand
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Cluster:
     assumptions: tuple[tuple[str, Quantity], ...] = field(default=())
     measured: Measured = field(default_factory=Measured)
     host: Host | None = None  # every cluster that is read has one
+    launch_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: a kernel is launched when the one before it is done
 
     @property
     def gpus(self) -> int:

@@ -6,6 +6,7 @@ A cluster file, with everything that it may hold:
     nodes = 4
     gpus_per_node = 8                # one NVLink domain
     chip = "h100-sxm"                # one that `nanum clusters` lists, or a [chip] table of one's own
+    launch_blocking = false          # true where CUDA_LAUNCH_BLOCKING=1 is set: no kernel is launched beside another
 
     [inter_node]                     # what is left out here is the default link's, and listed as assumed
     name = "InfiniBand NDR"
@@ -36,9 +37,9 @@ A number is a text with its unit, which is then tagged assumed, "stated in" the 
 
 from __future__ import annotations
 
-from nanum.cluster import Chip, Cluster, Host, Link, Quantity
+from nanum.cluster import Chip, Cluster, Host, Link, Quantity, Ramp
 from nanum.cluster.grids import measured
-from nanum.cluster.tables import DATA, Table, chip_table, host_table, link_tables, quantity, read_toml
+from nanum.cluster.tables import DATA, Table, chip_table, host_table, link_tables, quantity, ramp_table, read_toml
 from nanum.errors import Refused
 
 
@@ -68,6 +69,7 @@ def trusted(table: Table, name: str, *, where: str) -> Cluster:
         inter_node=_link(inter_node, "inter_node", where),
         measured=measured(table.get("measured")),
         host=_host(host_table(table), where),
+        launch_blocking=table.get("launch_blocking", False),
     )
     return Cluster(**{**vars(cluster), "assumptions": tuple(_assumptions(cluster))})
 
@@ -99,6 +101,23 @@ def _link(table: Table, tier: str, where: str) -> Link:
         efficiency=quantity(table["efficiency"], "ratio", where),
         latency_seconds=quantity(table["latency"], "seconds", where),
         group_size=table["group_size"],
+        ramp=_ramp(table.get("ramp")),
+    )
+
+
+def _ramp(named: Table | None) -> Ramp | None:
+    """The shipped table that a chip's link names; measured on that very chip, or borrowed."""
+    if named is None:
+        return None
+    table = ramp_table(named["of"])
+    switch = table.get("in_switch", {"ranks": (), "faster": ()})
+    return Ramp(
+        table["ranks"],
+        tuple(map(float, table["payload_bytes"])),
+        tuple(table["seconds"]),
+        tuple(zip(switch["ranks"], switch["faster"], strict=True)),
+        named["tag"],
+        table["source"],
     )
 
 

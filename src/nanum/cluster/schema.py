@@ -179,6 +179,7 @@ class ClusterTable(_Table):
     nodes: Whole
     gpus_per_node: Whole
     chip: Any
+    launch_blocking: Annotated[bool, Field(strict=True)] = False
     intra_node: LinkTable | None = None
     inter_node: LinkTable | None = None
     host: HostTable | None = None

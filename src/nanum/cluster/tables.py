@@ -55,6 +55,12 @@ def link_tables(table: Table) -> tuple[Table, Table]:
     return {**of_chip, **table.get("intra_node", {})}, {**between, **table.get("inter_node", {})}
 
 
+def ramp_table(name: str) -> Table:
+    """How a link in a node is filled: a shipped table."""
+    found: Table = read_toml(DATA / "ramps.toml")[name]
+    return found
+
+
 def host_table(table: Table) -> Table:
     """The host of a GPU: the user's keys over the chip's and over the default's."""
     return {**read_toml(DATA / "host.toml"), **chip_table(table["chip"]).get("host", {}), **table.get("host", {})}

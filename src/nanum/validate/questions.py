@@ -145,7 +145,8 @@ def _cluster(row: Row, source: Source, why: list[str]) -> Cluster | None:
     if gpus % node:
         why.append(f"{gpus} GPUs are no whole nodes of {node}")
         return None
-    return _made(gpu, gpus // node, node, source.network)
+    cluster = _made(gpu, gpus // node, node, source.network)
+    return replace(cluster, launch_blocking=True) if row["launch_blocking"] else cluster
 
 
 SLOWED = (500 / 700) ** (1 / 3)

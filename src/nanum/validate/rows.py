@@ -51,6 +51,7 @@ FIELDS: dict[str, tuple[str, Check]] = {
     "grad_reduce": _one_of("bf16", "fp32"),
     **dict.fromkeys(("micro_batch", "global_batch", "model.mtp_layers"), WHOLE),
     "oom": FLAG,
+    "launch_blocking": FLAG,
     "model.name": TEXT,
     **dict.fromkeys((f"model.{n}" for n in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")), WHOLE),
     **dict.fromkeys((f"model.moe.{n}" for n in ("experts", "topk", "moe_ffn", "shared_ffn", "shared_experts")), WHOLE),
