@@ -61,14 +61,14 @@ def _of_2021(stated: Conventions, job: Job) -> Conventions:
     )
 
 
-def _of_sc21(stated: Conventions, job: Job) -> Conventions:
-    """Its gradients are reduced in half precision (without `--accumulate-allreduce-grads-in-fp32`)."""
+def _in_half(stated: Conventions, job: Job) -> Conventions:
+    """Gradients are added and reduced in half precision (fp16 without `--accumulate-allreduce-grads-in-fp32`)."""
     return replace(_of_2021(stated, job), numerics=Numerics(job.dtype, job.dtype, job.dtype, _states(job)))
 
 
 def _sc21(model: Model, job: Job, structure: Structure) -> Conventions:
     """Without a pipeline it has PyTorch's DDP, which reduces beside the backward (examples/sc21/run_table_1.sh)."""
-    return replace(_of_sc21(conventions(model, job, structure), job), reduces_beside=not structure.pipelined)
+    return replace(_in_half(conventions(model, job, structure), job), reduces_beside=not structure.pipelined)
 
 
 IPG_BYTES = 2 * 500_000_000
@@ -111,7 +111,7 @@ MEGATRON_DEEPSPEED = replace(OF_2021, version="Megatron-DeepSpeed (2021 to 2022)
 ZERO_BUBBLE = replace(
     OF_2021,
     version="sail-sg/zero-bubble-pipeline-parallelism (2023)",
-    conventions=_changed(lambda stated, job: replace(_of_2021(stated, job), adds_apart=False)),
+    conventions=_changed(lambda stated, job: replace(_in_half(stated, job), adds_apart=False)),
     layers_of_stage=weighed_layers,
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv"),
 )

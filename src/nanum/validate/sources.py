@@ -136,7 +136,8 @@ SOURCES: dict[str, Source] = {
     ),
     "zb": Source(
         kin.ZERO_BUBBLE, "gpt",
-        (GPT, "recompute is not stated: none", "precision is not stated: fp16", LINK,
+        (GPT, "recompute is not stated: none", LINK,
+         "precision is not stated: fp16, and gradients too, as its script says (examples/pretrain_zero_bubble.sh)",
          "vocabulary is not stated: 32000, as the names of its models say (28.3B allows 26k to 42k, 50304 is 28.4B)",
          "embedding and head weigh a layer each, as layer counts of k·p - 2 say",
          "memory's kind is not stated: PyTorch's peak allocated, in GB"),
