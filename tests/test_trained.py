@@ -26,7 +26,7 @@ from nanum.job import ALL, Job, LoraTargets, Trained
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.model import load as load_model
-from nanum.operators.tape import Op
+from nanum.operators.recorder import Op
 from nanum.prediction import Prediction, predict
 from nanum.prediction.reference import Reference, parameters, reference
 from nanum.units import GB, GIB

@@ -15,7 +15,8 @@ from typing import Any
 from nanum.arrays import least, power_of_two
 from nanum.dtypes import ITEMSIZE
 from nanum.operators.loss import cross_entropy, end_with
-from nanum.operators.tape import Op, Tape
+from nanum.operators.recorder import Op
+from nanum.operators.tape import Tape
 from nanum.program import Compute, Mark, Node, Operands, Repeat
 from nanum.sharding import Shapes, Split, Tensor
 

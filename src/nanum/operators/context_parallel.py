@@ -13,6 +13,7 @@ from typing import Any
 
 from nanum.conventions import ATTENTION_CORE, RING
 from nanum.operators.attention import WHOLE, Window, attention, flash_flops, flash_shape, log_sum_exp, scratch
+from nanum.operators.exchange import exchange
 from nanum.operators.gathered_keys import gathered_keys
 from nanum.operators.overlapped_ring import overlapped_ring
 from nanum.operators.tape import Tape
@@ -134,7 +135,7 @@ def _ring_backward(
         t.emit("cat", (passing,), (packed := passing.like(),))
         last = i == steps[-1]
         arrived = passing.like(factor=None if t.half or not last else 0)
-        t.exchange("permute", (AXIS,), packed, arrived, times=ranks - len(steps) + 1 if last else 1)
+        exchange(t, "permute", (AXIS,), packed, arrived, times=ranks - len(steps) + 1 if last else 1)
         t.emit("add", (sums, new[0], *(() if i else (own,))), ())
         grads, sent, before, passing = new, (passing, packed), passing, arrived
     dq = t.kernel("to_half", (sums,), q) if t.half else sums
@@ -156,7 +157,7 @@ def _round(t: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     t.emit("cat", (k, v), (flat := _pair(k),))
     if t.conventions.ring_gathers:
         (gather,) = reshard(flat, _whole_rows(flat))[1]
-        t.exchange(gather.kind, gather.axes, flat, gather.after)  # pieces one after the other, not put in order
+        exchange(t, gather.kind, gather.axes, flat, gather.after)  # pieces one after the other, not put in order
         return own, flat, gather.after
-    t.exchange("permute", (AXIS,), flat, arrived := flat.like(), times=t.shapes.ranks((AXIS,)) - 1)
+    exchange(t, "permute", (AXIS,), flat, arrived := flat.like(), times=t.shapes.ranks((AXIS,)) - 1)
     return own, flat, arrived

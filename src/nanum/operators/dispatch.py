@@ -15,8 +15,9 @@ the library's own buffers, and one kernel forwards them piece by piece: both exc
 from __future__ import annotations
 
 from nanum.dtypes import bytes_of
+from nanum.operators.exchange import collective
 from nanum.operators.experts import COPIES, Choice
-from nanum.operators.tape import Tape, collective
+from nanum.operators.tape import Tape
 from nanum.program import CONTEXT_STREAM, EXPERTS_STREAM, EXPERTS_TICKET, Wait
 from nanum.sharding import Split, Tensor
 

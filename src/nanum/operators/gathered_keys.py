@@ -14,6 +14,7 @@ from typing import Any
 
 from nanum.arrays import least
 from nanum.operators.attention import Window, answers, flash_flops, flash_shape, log_sum_exp
+from nanum.operators.exchange import exchange
 from nanum.operators.tape import Tape
 from nanum.sharding import Split, Tensor, reshard
 
@@ -52,7 +53,7 @@ def gathered_keys(t: Tape, q: Tensor, k: Tensor, v: Tensor, window: Window, axis
             t.emit("order_of_ranks", (dx,), (ordered := dx.like(),))
             back, moves = reshard(ordered, x.split)
             for m in moves:
-                t.exchange(m.kind, m.axes, ordered, m.after)
+                exchange(t, m.kind, m.axes, ordered, m.after)
             t.add_grad(x, back)
         t.frame(*reads, dq_parts, *parts, *whole)
         t.add_grad(q, dq)
@@ -67,7 +68,7 @@ def _without(x: Tensor, axis: str) -> Split:
 def _whole(t: Tape, x: Tensor, axis: str) -> Tensor:
     """All rows, in the order of the sequence."""
     (gather,) = reshard(x, _without(x, axis))[1]
-    t.exchange(gather.kind, gather.axes, x, gather.after)
+    exchange(t, gather.kind, gather.axes, x, gather.after)
     return t.kernel("order_of_sequence", (gather.after,), gather.after)
 
 

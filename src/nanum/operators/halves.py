@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nanum.operators.lifetimes import lifetimes
-from nanum.operators.tape import Op
+from nanum.operators.recorder import Op
 from nanum.program import Mark, Node
 from nanum.sharding import Shapes, Tensor
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nanum.operators.tape import Op, Tape
+from nanum.operators.recorder import Op
+from nanum.operators.tape import Tape
 from nanum.program import Compute
 from nanum.sharding import Tensor
 

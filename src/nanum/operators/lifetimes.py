@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from nanum.conventions import EVERYTHING, NOTHING, Kept
-from nanum.operators.tape import Op
+from nanum.operators.recorder import Op
 from nanum.program import Collective, Compute, Held, Node, Repeat
 from nanum.sharding import Shapes, Tensor
 

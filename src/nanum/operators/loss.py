@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nanum.dtypes import ITEMSIZE
+from nanum.operators.exchange import exchange
 from nanum.operators.tape import Tape
 from nanum.sharding import Tensor
 
@@ -117,7 +118,7 @@ def _in_place(t: Tape, logits: Tensor) -> None:
     axes = logits.split.get("V", ())
     if axes:
         whole = t.buffer("loss_rows", size * t.shapes.ranks(axes))
-        t.exchange("all_gather", axes, part, whole, what="loss")
+        exchange(t, "all_gather", axes, part, whole, what="loss")
         part = whole
     t.emit("cross_entropy_in_place", (logits, part), (loss,))
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from nanum.operators.attention import flash_flops, flash_shape, log_sum_exp
-from nanum.operators.tape import Tape, collective
+from nanum.operators.exchange import collective
+from nanum.operators.tape import Tape
 from nanum.program import CONTEXT_STREAM, Compute, Node, Wait
 from nanum.sharding import Tensor
 

@@ -7,50 +7,16 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from nanum.arrays import most
-from nanum.collectives import wire_bytes
-from nanum.conventions import Conventions, has_adapter
-from nanum.dtypes import ITEMSIZE, NF4
-from nanum.job import ALL, Trained
-from nanum.layout import DispatchDtype, Dispatcher
-from nanum.program import EXPERTS_STREAM, EXPERTS_TICKET, Collective, Compute, Mark, Node, Operands, Phase, Repeat
-from nanum.sharding import Shapes, Split, Tensor, contract, frozen, places, reshard
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Op:
-    """One operation of one rank: `node` is what the Program says of it (nothing, for a Python frame that lets go)."""
-
-    name: str
-    reads: tuple[Tensor, ...]
-    writes: tuple[Tensor, ...]
-    node: Compute | Collective | Mark | Repeat | None = None
-    regions: tuple[str, ...] = ()  # the parts of a layer that a recompute may name, each inside the one before
-
-
-def collective(
-    shapes: Shapes, kind: str, axes: tuple[str, ...], before: Tensor, after: Tensor, phase: Phase, what: str
-) -> Collective:
-    """The Program's node for one move. Payload: the whole padded buffer of a gather or a scatter, the input of the
-    others.
-    """
-    n = shapes.ranks(axes)
-    if kind == "reduce_scatter":
-        payload = shapes.first(axes).bytes(after) * n
-    elif kind == "all_gather":
-        payload = shapes.first(axes).bytes(before) * n
-    elif kind == "all_to_all" and shapes.crowded is not None:  # the fullest rank sends or receives the most
-        payload = most(shapes.bytes(before), shapes.bytes(after))
-    else:
-        payload = shapes.bytes(before)
-    used = (n > 1) * 1
-    dtype = after.dtype
-    return Collective(kind, axes, phase, what, dtype, n, used, payload * used, wire_bytes(kind, payload, n))
+from nanum.dtypes import ITEMSIZE
+from nanum.operators.exchange import carry_out
+from nanum.operators.fp8 import quantized
+from nanum.operators.recorder import Recorder
+from nanum.program import Compute, Operands
+from nanum.sharding import Split, Tensor, contract, frozen, places, reshard
 
 
 def _order(a: Tensor, b: Tensor, summed: tuple[str, ...]) -> Operands:
@@ -76,141 +42,17 @@ class Shared:
 
 
 @dataclass
-class Tape:
-    shapes: Shapes
-    conventions: Conventions
-    tp: tuple[str, ...]  # ("tp",) where tp > 1
-    sequence_parallel: bool
-    flash: bool = True
-    own_experts: bool = False  # do experts have a mesh of their own?
-    trained: Trained = ALL  # of the job
-    own_trained: bool = True  # are the model's own weights in this part trained?
-    adapters: bool = False  # may linear layers in this part have adapters?
-    context: str = "none"  # how attention meets the keys of other context-parallel ranks; none where cp = 1
-    dispatcher: Dispatcher = "alltoall"  # of tokens to experts on a mesh of their own
-    dispatch_dtype: DispatchDtype = "bf16"
-    forward: list[Op] = field(default_factory=list)
-    backward: list[Op] = field(default_factory=list)
+class Tape(Recorder):
     weights: list[Tensor] = field(default_factory=list)
     weight_grads: dict[Tensor, Tensor] = field(default_factory=dict)  # as backward leaves them: often a pending sum
     kept: tuple[Tensor, ...] = ()  # what the caller's frame holds to the end of the step: the loss, perhaps the logits
     seed: tuple[Tensor, ...] = ()  # the gradient of the loss itself, which lives to the end of backward
     shared: list[Shared] = field(default_factory=list)
     given: list[Tensor] = field(default_factory=list)  # of the batch: there meanwhile, and held elsewhere
-    _phase: Phase = "forward"
     _transposes: list[Callable[[], None]] = field(default_factory=list)
     _grads: dict[Tensor, list[Tensor]] = field(default_factory=dict)
     _moved: dict[Any, Tensor] = field(default_factory=dict)
     _quantized: dict[Tensor, Tensor] = field(default_factory=dict)
-    _regions: tuple[str, ...] = ()
-    _requires: set[Tensor] = field(default_factory=set)  # tensors whose gradient is needed
-
-    # --- what is trained --------------------------------------------------------------------------------------------
-    def requires_grad(self, t: Tensor) -> bool:
-        """Is its gradient needed: is it a trained weight, or made from one? As in autograd, nothing else has one."""
-        return t in self._requires
-
-    def require_grad(self, t: Tensor) -> None:
-        self._requires.add(t)
-
-    def adapts(self, name: str) -> bool:
-        """Has the linear layer of this name an adapter?"""
-        return self.adapters and has_adapter(self.trained, name)
-
-    def quantizes(self, *, trained: bool) -> bool:
-        """Are weights of linear layers in this part stored quantized?"""
-        return self.adapters and self.trained.quantize == NF4 and not trained
-
-    # --- emitting ---------------------------------------------------------------------------------------------------
-    @property
-    def ops(self) -> list[Op]:
-        return self.forward if self._phase == "forward" else self.backward
-
-    @property
-    def dtype(self) -> str:
-        return self.conventions.numerics.compute_dtype
-
-    @property
-    def half(self) -> bool:
-        """Do activations have fewer than four bytes, so that fp32 kernels need copies?"""
-        return ITEMSIZE[self.dtype] < 4
-
-    def _append(self, op: Op) -> None:
-        self.ops.append(op)
-        if self._phase == "forward" and not self._requires.isdisjoint(op.reads):
-            self._requires.update(op.writes)
-
-    def emit(
-        self,
-        name: str,
-        reads: Iterable[Tensor],
-        writes: Iterable[Tensor],
-        flops: Any = 0.0,
-        shape: tuple[Any, ...] = (),
-        *,
-        attention: bool = False,
-        operands: Operands = "nt",
-        dtype: str | None = None,
-        products: Any = 1,
-        launches: Any = 1,
-        besides: Any = 0,
-        element_bytes: int | None = None,
-        holds: Iterable[Tensor] = (),
-    ) -> None:
-        """`holds` are not read, but held until it is done (an autograd node's own, until the node ends). `besides` are
-        bytes that it moves of what is there anyway.
-        """
-        reads, writes = tuple(reads), tuple(writes)
-        moved: Any = besides
-        for t in (*reads, *writes):
-            moved = moved + self.shapes.bytes(t)
-        kernel = Compute(
-            name, self._phase, flops, moved, dtype or self.dtype, shape,
-            self.conventions.attention_library if attention else "", operands,
-            products=products, launches=launches, calls=self.conventions.calls,
-            element_bytes=element_bytes or ITEMSIZE[self.dtype],
-        )  # fmt: skip
-        self._append(Op(name, (*reads, *holds), writes, kernel, self._regions))
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
-    def loop(self, name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], times: Any, *nodes: Node) -> None:
-        """So many rounds of `nodes` as one operation, all of whose tensors are there meanwhile."""
-        self._append(Op(name, reads, writes, Repeat(times, nodes), self._regions))
-
-    def kernel(
-        self,
-        name: str,
-        reads: Iterable[Tensor],
-        like: Tensor,
-        dtype: str | None = None,
-        *,
-        holds: Iterable[Tensor] = (),
-    ) -> Tensor:
-        """One memory-bound kernel that writes a new tensor shaped as `like`."""
-        out = like.like(name=name, dtype=dtype or like.dtype)
-        self.emit(name, reads, (out,), holds=holds)
-        return out
-
-    def frame(self, *tensors: Tensor) -> None:
-        """A Python frame returns: its arguments and locals were held until here, whatever read them last."""
-        self._append(Op("return", tensors, (), regions=self._regions))
-
-    @contextmanager
-    def region(self, name: str) -> Iterator[None]:
-        """Operations in it belong to a part of the layer that an engine's recompute may name."""
-        before, self._regions = self._regions, (*self._regions, name)
-        yield
-        self._regions = before
-
-    def mark(self, name: str) -> None:
-        """A moment that an engine hangs something on."""
-        self._append(Op(name, (), (), Mark(name)))
-
-    def buffer(self, name: str, size: Any, category: str = "activations") -> Tensor:
-        return Tensor(name, (), {}, "bool", category=category, size=size)
 
     # --- the rules --------------------------------------------------------------------------------------------------
     def move(
@@ -231,7 +73,7 @@ class Tape:
         new, moves = reshard(t, goal, dtype=dtype, only=only)
         source = t
         for m in moves:
-            self._exchange(m.kind, m.axes, source, m.before, m.after, what)
+            carry_out(self, m, source, what)
             source = m.after
         if new is not source:
             self.emit("slice", (source,), (new,))
@@ -270,59 +112,6 @@ class Tape:
 
         return self.then(y, begins)
 
-    def exchange(
-        self,
-        kind: str,
-        axes: tuple[str, ...],
-        source: Tensor,
-        after: Tensor,
-        *,
-        what: str = "activations",
-        times: Any = 1,
-    ) -> None:
-        """Exchanges of buffers as they lie, `times` one after the other."""
-        node = collective(self.shapes, kind, axes, source, after, self._phase, what)
-        self._send(kind, (source,), (after, *self._scratch(node)), node.times(times))
-
-    def _exchange(
-        self, kind: str, axes: tuple[str, ...], source: Tensor, before: Tensor, after: Tensor, what: str | None
-    ) -> None:
-        what = what or (source.category if source.category in ("params", "grads") else "activations")
-        node = collective(self.shapes, kind, axes, before, after, self._phase, what)
-        scratch = self._scratch(node)
-        of_experts = "E" in source.dims and "N" in source.dims  # slots lie as they are sent
-        if not self.conventions.dtensor or kind == "all_reduce" or what in ("params", "grads") or of_experts:
-            self._send(kind, (source,), (after, *scratch), node)
-            return
-        if kind == "all_to_all":  # the pieces for each rank lie one after the other
-            self.emit("copy", (source,), (packed := source.like(),))
-            self._send(kind, (packed,), (arrived := after.like(),), node)
-            self.emit("copy", (arrived,), (after,))
-            return
-        if kind == "reduce_scatter":  # DTensor chunks a dim other than 0 into a copy
-            self.emit("copy", (source,), (copy := source.like(),))
-            self._send(kind, (source, copy), (after, *scratch), node)
-            return
-        dim = source.dims.index(places(source.split)[axes[0]])
-        outer = self.shapes.elements(source.dims[:dim], source.split)
-        raw = after.like(factor=(outer > 1) * 1)
-        self._send(kind, (source,), (raw, *scratch), node)
-        self.emit("copy", (raw,), (after,))
-
-    def _send(self, kind: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], node: Collective) -> None:
-        if self.conventions.tp_behind and node.axes == ("tp",) and kind in ("all_gather", "reduce_scatter"):
-            node = replace(node, behind="product")
-        elif self.conventions.ep_behind and kind == "all_to_all" and "ep" in node.axes:
-            node = node.started(node.phase, EXPERTS_STREAM, EXPERTS_TICKET)
-        self._append(Op(kind, reads, writes, node, self._regions))
-
-    def _scratch(self, node: Collective) -> tuple[Tensor, ...]:
-        """What the library that exchanges takes of its own meanwhile."""
-        c = self.conventions
-        if (node.kind == "all_gather" and c.gather_copies) or (node.kind == "reduce_scatter" and c.reduce_copies):
-            return (self.buffer("the library's copy", node.payload_bytes),)
-        return ()
-
     def product(
         self,
         name: str,
@@ -343,7 +132,7 @@ class Tape:
         out = Tensor(name, dims, rule.split, self.dtype, rule.partial, category, size=size)
         if a.dtype == "onehot":  # a look-up, not a matmul: it touches as many rows as it writes
             moved = 2 * self.shapes.bytes(out)
-            self._append(Op(name, (a, b), (out,), Compute(name, self._phase, 0.0, moved, self.dtype), self._regions))
+            self.record(name, (a, b), (out,), Compute(name, self._phase, 0.0, moved, self.dtype))
             return out
         kept_a = tuple(d for d in a.dims if d in dims)
         kept_b = tuple(d for d in b.dims if d in dims and d not in a.dims)
@@ -351,7 +140,7 @@ class Tape:
         split = {**b.split, **a.split}
         fp8 = fp8 and self.conventions.fp8 != "none"
         if fp8:
-            a, b = self.quantized(a), self.quantized(b)
+            a, b = (quantized(self, each, self._quantized) for each in (a, b))
         m, n, k = (self.shapes.elements(d, split) for d in (kept_a, kept_b, summed))
         batch = tuple(d for d in kept_a if d in b.dims)
         products = self.shapes.elements(batch, split)
@@ -365,40 +154,6 @@ class Tape:
             besides=0 if size is None else self.shapes.elements(dims, rule.split) * element_bytes,
         )  # fmt: skip
         return out
-
-    def quantized(self, t: Tensor) -> Tensor:
-        """In fp8, as each side of a product reads it. Weights are quantized wherever they are used, unless they were
-        before they were gathered: then backward, where nothing was kept for it, lays them the other way round for its
-        product (torchao, float8_ops.py: `preprocess_addmm`; Transformer Engine does once, when they are gathered).
-        The scale of what is `remade` (torchao's dynamic scaling, float8_scaling_utils.py) is of the whole tensor.
-        Where inputs are `kept` (Transformer Engine), weights are quantized once, in the first micro-batch, which is not
-        counted, and activations by rows and by columns: by the norm that makes them, or by a kernel of their own.
-        """
-        if t.category == "params" and t.dtype == "fp8":
-            turned = self._phase == "backward" and self.conventions.fp8 == "remade"
-            return self.kernel("transpose", (t,), t.like(size=None), "fp8") if turned else t
-        if t.dtype in ("fp8", "mxfp8"):
-            return t
-        if t not in self._quantized or t.category == "params":
-            out = self._quantized[t] = t.like(name="quantize", size=None, dtype="fp8")
-            moved: Any = self.shapes.bytes(out)
-            if self.conventions.fp8 == "remade":  # read for its largest value, and again to be scaled by that
-                moved = moved + 2 * self.shapes.bytes(t)
-            elif t.category == "params":
-                moved = 0 * moved
-            else:  # by rows and by columns
-                moved = 2 * moved + self.shapes.bytes(t) * (not self._of_norm(t))
-            self._append(
-                Op("quantize", (t,), (out,), Compute("quantize", self._phase, 0.0, moved, self.dtype), self._regions)
-            )
-        return self._quantized[t]
-
-    def _of_norm(self, t: Tensor) -> bool:
-        """Has a norm made it, whatever it was exchanged since?"""
-        made = next((op for op in reversed(self.forward) if t in op.writes), None)
-        if made is not None and isinstance(made.node, Collective):
-            return self._of_norm(made.reads[0])
-        return made is not None and "norm" in made.name
 
     # --- the transpose ----------------------------------------------------------------------------------------------
     def then(self, y: Tensor, transpose: Callable[[], None]) -> Tensor:

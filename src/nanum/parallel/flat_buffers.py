@@ -29,7 +29,7 @@ from nanum.collectives import wire_bytes
 from nanum.conventions import Conventions
 from nanum.dtypes import ITEMSIZE, bytes_of
 from nanum.layout import Structure
-from nanum.operators.tape import collective
+from nanum.operators.exchange import collective
 from nanum.parallel.buckets import bucket_count, carried, counted
 from nanum.parallel.chain import Around, Chain, Each, Half
 from nanum.parallel.on_host import hybrid_states, hybrid_update, updates_on_host

@@ -12,7 +12,7 @@ from typing import Any
 from nanum.arrays import most
 from nanum.conventions import Conventions
 from nanum.dtypes import ITEMSIZE, bytes_of
-from nanum.operators.tape import collective
+from nanum.operators.exchange import collective
 from nanum.program import Collective, Node, Phase, Repeat
 from nanum.sharding import EXPERT_ZERO_AXES, ZERO_AXES, Shapes, Split, Tensor, places, reshard
 from nanum.states import States, is_hidden_matrix, newton_schulz

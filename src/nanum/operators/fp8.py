@@ -1,0 +1,48 @@
+"""What each side of an fp8 product is quantized from, when, and what that moves.
+
+Weights are quantized wherever they are used, unless they were before they were gathered: then backward, where nothing
+was kept for it, lays them the other way round for its product (torchao, float8_ops.py: `preprocess_addmm`; Transformer
+Engine does once, when they are gathered). The scale of what is `remade` (torchao's dynamic scaling,
+float8_scaling_utils.py) is of the whole tensor. Where inputs are `kept` (Transformer Engine), weights are quantized
+once, in the first micro-batch, which is not counted, and activations by rows and by columns: by the norm that makes
+them, or by a kernel of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanum.operators.recorder import Recorder
+from nanum.program import Collective, Compute
+from nanum.sharding import Tensor
+
+
+def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
+    """`x` in fp8, as a product reads it: what is `known` to have been quantized is not quantized again."""
+    if x.category == "params" and x.dtype == "fp8":
+        turned = t.phase == "backward" and t.conventions.fp8 == "remade"
+        return t.kernel("transpose", (x,), x.like(size=None), "fp8") if turned else x
+    if x.dtype in ("fp8", "mxfp8"):
+        return x
+    if x not in known or x.category == "params":
+        out = known[x] = x.like(name="quantize", size=None, dtype="fp8")
+        moved = _moved_bytes(t, x, out)
+        t.record("quantize", (x,), (out,), Compute("quantize", t.phase, 0.0, moved, t.dtype))
+    return known[x]
+
+
+def _moved_bytes(t: Recorder, x: Tensor, out: Tensor) -> Any:
+    if t.conventions.fp8 == "remade":  # read for its largest value, and again to be scaled by that
+        return t.shapes.bytes(out) + 2 * t.shapes.bytes(x)
+    if x.category == "params":
+        return 0 * t.shapes.bytes(out)
+    by_rows_and_columns = 2 * t.shapes.bytes(out)
+    return by_rows_and_columns + t.shapes.bytes(x) * (not _of_norm(t, x))
+
+
+def _of_norm(t: Recorder, x: Tensor) -> bool:
+    """Has a norm made it, whatever it was exchanged since?"""
+    made = next((op for op in reversed(t.forward) if x in op.writes), None)
+    if made is not None and isinstance(made.node, Collective):
+        return _of_norm(t, made.reads[0])
+    return made is not None and "norm" in made.name
