@@ -12,8 +12,9 @@ from nanum.account.cost import Cost
 from nanum.account.memory import peak
 from nanum.account.step_time import bound, stage_bound
 from nanum.account.traffic import traffic
-from nanum.build import Bodies, body_space, build, emit_parts
+from nanum.build import build
 from nanum.cluster import load as load_cluster
+from nanum.division.parts import Bodies, body_space, emit_parts
 from nanum.engines import load as load_engine
 from nanum.engines.engine import Engine
 from nanum.job import Job

@@ -18,8 +18,9 @@ from nanum import engines
 from nanum.account.memory import held_after, moment, peak
 from nanum.account.step_time import StageTime, cut
 from nanum.account.traffic import Key, Total, flops, traffic
-from nanum.build import build, emit_parts
+from nanum.build import build
 from nanum.conventions import Conventions
+from nanum.division.parts import emit_parts
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure

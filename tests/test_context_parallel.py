@@ -18,8 +18,9 @@ from nanum import model as models
 from nanum.account.coefficients import coefficients
 from nanum.account.memory import held_after, peak
 from nanum.account.traffic import Key, Total, flops, traffic
-from nanum.build import build, emit_parts
+from nanum.build import build
 from nanum.conventions import Conventions
+from nanum.division.parts import emit_parts
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import ContextParallel, Layout, Structure

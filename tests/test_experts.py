@@ -12,7 +12,8 @@ import nanum
 from nanum import cluster
 from nanum.account.memory import peak
 from nanum.account.traffic import flops, traffic
-from nanum.build import build, emit_parts
+from nanum.build import build
+from nanum.division.parts import emit_parts
 from nanum.engines.megatron import MEGATRON
 from nanum.engines.torchtitan import TORCHTITAN
 from nanum.errors import Refused

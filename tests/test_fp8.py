@@ -11,7 +11,8 @@ import nanum
 from nanum import cluster, engines
 from nanum.account.memory import held_after, peak
 from nanum.account.traffic import Total, traffic
-from nanum.build import build, emit_parts
+from nanum.build import build
+from nanum.division.parts import emit_parts
 from nanum.engines.torchtitan_kin import TORCHTITAN_2024
 from nanum.errors import Refused
 from nanum.job import Job, Precision

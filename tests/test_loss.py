@@ -13,7 +13,8 @@ import nanum
 from nanum import cluster, engines
 from nanum.account.memory import held_after, moment, peak
 from nanum.account.traffic import flops, traffic
-from nanum.build import build, emit_parts
+from nanum.build import build
+from nanum.division.parts import emit_parts
 from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job

@@ -12,7 +12,8 @@ import nanum
 from nanum import cluster, engines
 from nanum.account.memory import held_after, peak
 from nanum.account.traffic import flops, traffic
-from nanum.build import build, emit_parts
+from nanum.build import build
+from nanum.division.parts import emit_parts
 from nanum.errors import Refused
 from nanum.job import Job, Trained
 from nanum.layout import Layout, Structure

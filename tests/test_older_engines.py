@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nanum import cluster, engines
 from nanum.account.memory import peak
 from nanum.account.traffic import traffic
-from nanum.build import emit_parts
+from nanum.division.parts import emit_parts
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
 from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TORCHTITAN_2024, asynchronous

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from nanum import engines
 from nanum.account.memory import peak
 from nanum.account.traffic import flops, traffic
-from nanum.build import build, emit_parts
+from nanum.build import build
 from nanum.cluster import load as cluster
+from nanum.division.parts import emit_parts
 from nanum.errors import Refused
 from nanum.job import Job, default_global_batch_size
 from nanum.layout import Layout, Structure

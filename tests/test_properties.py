@@ -15,8 +15,9 @@ from nanum.account.cost import Cost
 from nanum.account.memory import held_after, moment, peak
 from nanum.account.step_time import stage_bound
 from nanum.account.traffic import flops, traffic
-from nanum.build import BODY_FIELDS, body_space, build
+from nanum.build import build
 from nanum.cluster import load as load_cluster
+from nanum.division.parts import BODY_FIELDS, body_space
 from nanum.dtypes import ITEMSIZE
 from nanum.engines.engine import Engine
 from nanum.job import ALL, Job, Precision, Trained

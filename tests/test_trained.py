@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from nanum import engines
 from nanum.account.memory import held_after
 from nanum.account.traffic import traffic
-from nanum.build import build, emit_parts
+from nanum.build import build
 from nanum.cluster import load as cluster
+from nanum.division.parts import emit_parts
 from nanum.dtypes import bytes_of
 from nanum.errors import Refused
 from nanum.job import ALL, Job, LoraTargets, Trained

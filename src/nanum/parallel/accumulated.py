@@ -10,15 +10,16 @@ Conventions of nanotron 0.4 (optim/gradient_accumulator.py, optim/zero.py, train
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nanum.conventions import Conventions
 from nanum.dtypes import ITEMSIZE
 from nanum.layout import Structure
 from nanum.parallel.buckets import bucket_count, carried, counted
+from nanum.parallel.buffer import Buffer, gather_updated
 from nanum.parallel.chain import Chain, Each
-from nanum.parallel.flat_buffers import Buffer, sums_at_the_end
+from nanum.parallel.late_sums import sums_at_the_end
 from nanum.parallel.places import Place
 from nanum.program import REDUCER_STREAM, Compute, Held, Node, Repeat, Wait
 
@@ -86,12 +87,10 @@ class Accumulated:
         n, zero = self.conventions.numerics, self.structure.zero
         share = self._total("shard_elements" if zero else "elements")
         moved = 2 * self._states_bytes + share * (ITEMSIZE[n.grad_dtype] + ITEMSIZE[n.param_dtype])
-        gathers = [(self.buffers[part].gather, count) for part, count in self.chain.counted()]
         return [
             *sums_at_the_end(self.conventions, self.structure, [self.chain], self._total("tp_grads_elements")),
             Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
-            *(Repeat(count, (carried(replace(c, phase="optimizer")),)) for c, count in gathers if c),
-            *(counted(replace(c, phase="optimizer"), 1) for c, _ in gathers[1:2] if c),
+            *gather_updated(self.chain, self.buffers),
         ]
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:

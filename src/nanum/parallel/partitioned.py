@@ -28,8 +28,9 @@ from nanum.conventions import Conventions
 from nanum.dtypes import ITEMSIZE
 from nanum.layout import Structure
 from nanum.parallel.buckets import Kinds, Sizes, carried, counted, per_stage
+from nanum.parallel.buffer import Buffer, gather_updated, tensors_updated
 from nanum.parallel.chain import Chain, Each, copy
-from nanum.parallel.flat_buffers import Buffer, sums_at_the_end
+from nanum.parallel.late_sums import sums_at_the_end
 from nanum.parallel.on_host import cpu_adam, updates_on_host
 from nanum.parallel.places import Place
 from nanum.parallel.units import orthogonalized
@@ -78,13 +79,6 @@ class Partitioned:
     def _offloads(self) -> bool:
         """Does the host update?"""
         return updates_on_host(self.structure)
-
-    @property
-    def _tensors(self) -> Any:
-        """How many a rank updates: its even share of them."""
-        count = sum(times * len(self.buffers[part].sizes) for part, times in self.chain.counted())
-        gather = self.buffers.layers[0].gather
-        return -(-count // (gather.group_size if gather else 1))
 
     @property
     def _largest(self) -> Any:
@@ -174,7 +168,8 @@ class Partitioned:
 
     def _copied(self, kind: str, what: str, size: Any, dtype: str = "", phase: Phase = "backward") -> Collective:
         """The compute waits for it."""
-        return host_copy(kind, phase, what, dtype or self.conventions.numerics.grad_dtype, self._tensors, size)
+        calls = tensors_updated(self.chain, [self.buffers])
+        return host_copy(kind, phase, what, dtype or self.conventions.numerics.grad_dtype, calls, size)
 
     def _room(self) -> list[Node]:
         """Buckets, and room for what a rank keeps of the reduced gradients."""
@@ -227,7 +222,7 @@ class Partitioned:
                     self._copied(FROM_HOST, "params", share * ITEMSIZE[n.param_dtype], n.param_dtype, "optimizer"),
                     calls=1,
                 ),
-                *self._gathered(),
+                *gather_updated(self.chain, self.buffers),
             ]
         whole = self._total("transient_grads_bytes")
         held = self._kept_bytes if zero else whole
@@ -246,14 +241,8 @@ class Partitioned:
             Held("grads", -flat - held),
             Compute("optimizer", "optimizer", 0.0, moved, "fp32"),
             Held("grads", -wide),
-            *self._gathered(),
+            *gather_updated(self.chain, self.buffers),
         ]
-
-    def _gathered(self) -> list[Node]:
-        """All updated parameters in one call."""
-        parts = [(self.buffers[part].gather, count) for part, count in self.chain.counted()]
-        nodes: list[Node] = [Repeat(count, (carried(replace(c, phase="optimizer")),)) for c, count in parts if c]
-        return nodes + [counted(replace(c, phase="optimizer"), 1) for c, _ in parts[1:2] if c]
 
     def same_forward(self, *, gathers: bool, first: bool) -> tuple[Any, ...]:
         return ("F",)

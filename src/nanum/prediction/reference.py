@@ -9,7 +9,8 @@ from functools import lru_cache
 from nanum import engines
 from nanum.account.traffic import flops
 from nanum.blocks.layer import LayerKinds
-from nanum.build import build, emit_bodies
+from nanum.build import build
+from nanum.division.parts import emit_bodies
 from nanum.job import ALL, Job, Trained
 from nanum.layout import Layout, Structure
 from nanum.model import Experts, Layer, Model

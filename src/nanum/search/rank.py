@@ -20,8 +20,10 @@ from nanum.account.step_time import bound, cut, stage_bound, stage_time
 from nanum.account.timeline import TimeMap
 from nanum.account.totals import Totals
 from nanum.account.traffic import Groups, groups_of
-from nanum.build import BODY_FIELDS, Bodies, Parts, Staged, assemble, body_space, build, emit_parts, place_stages
+from nanum.build import assemble, build
 from nanum.cluster import Cluster
+from nanum.division.parts import BODY_FIELDS, Bodies, Parts, body_space, emit_parts
+from nanum.division.stages import Staged, place_stages
 from nanum.engines.engine import Engine
 from nanum.job import Job
 from nanum.layout import Layout, Structure
