@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nanum.job import Routing
 
 if TYPE_CHECKING:
-    from nanum.cli.words import Reader
+    from nanum.cli.reader import Reader
     from nanum.engines.engine import Engine
 
 

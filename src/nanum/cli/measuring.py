@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanum import files, processes
-from nanum.cli.words import Reader, loaded
+from nanum.cli.reader import Reader, loaded
 from nanum.cluster import Cluster
 from nanum.cluster import load as load_cluster
 from nanum.errors import Refused, cut_short

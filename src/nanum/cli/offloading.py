@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
+from nanum.cli.reader import Reader, shown
 from nanum.layout import Offload
-
-if TYPE_CHECKING:
-    from nanum.cli.words import Reader
 
 
 def offloaded(reader: Reader) -> dict[str, Any]:
@@ -18,10 +16,7 @@ def offloaded(reader: Reader) -> dict[str, Any]:
     if names == {"none"}:
         return {"offload_fraction": part}
     if not names <= set(known):
-        shown = word if len(word) <= 24 else f"{word[:20]}…"
-        reader.reasons.append(
-            f"--offload {shown or repr(word)}: must be none, or of {', '.join(known)}, with a plus between"
-        )
+        reader.reasons.append(f"--offload {shown(word)}: must be none, or of {', '.join(known)}, with a plus between")
         return {}
     return {"offload": tuple(name for name in known if name in names), "offload_fraction": part}
 

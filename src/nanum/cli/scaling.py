@@ -10,6 +10,8 @@ import typer
 
 from nanum.cli import flags, words
 from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console
+from nanum.cli.layout_words import layout_of
+from nanum.cli.reader import Flags, Reader
 from nanum.errors import Refused, cut_short
 from nanum.layout import AXES, Layout
 from nanum.units import whole_number
@@ -32,9 +34,9 @@ class Asked:
     gpus: tuple[int, ...] | None
 
 
-def scale_question(model_word: str, cluster_word: str, given: words.Flags, *, best: bool) -> Asked:
+def scale_question(model_word: str, cluster_word: str, given: Flags, *, best: bool) -> Asked:
     """Read what `scale` asks. Raises Refused with every reason."""
-    reader = words.Reader(given)
+    reader = Reader(given)
     asked = words.question_of(model_word, cluster_word, reader)
     gpus = _counts(reader)
     readable = not reader.unread
@@ -45,7 +47,7 @@ def scale_question(model_word: str, cluster_word: str, given: words.Flags, *, be
         if said:
             reader.reasons.append(f"--best seeks a layout for each count of GPUs: leave out {', '.join(said)}")
     else:
-        layout = words.layout_of(reader, asked.engine if asked else None, None)
+        layout = layout_of(reader, asked.engine if asked else None, None)
         readable = not reader.unread
         if asked is not None and readable:
             grows = _grows(reader, layout, asked.cluster.gpus)
@@ -57,7 +59,7 @@ def scale_question(model_word: str, cluster_word: str, given: words.Flags, *, be
     return Asked(replace(asked, defaults=tuple(reader.defaults)), layout, grows, gpus)
 
 
-def _counts(reader: words.Reader) -> tuple[int, ...] | None:
+def _counts(reader: Reader) -> tuple[int, ...] | None:
     word = reader.word("gpus")
     if word is None:
         return None
@@ -72,7 +74,7 @@ def _counts(reader: words.Reader) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def _grows(reader: words.Reader, layout: Layout, gpus: int) -> Grows:
+def _grows(reader: Reader, layout: Layout, gpus: int) -> Grows:
     """The axis that takes the GPUs that are added. Where the flags name a layout of the whole cluster, the copies where
     it has several, else the ranks that shard; where they leave GPUs over, the one that they do not name.
     """

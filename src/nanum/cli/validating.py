@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from nanum import files
-from nanum.cli.words import Reader
+from nanum.cli.reader import Reader
 from nanum.errors import Refused, cut_short
 from nanum.validate import read
 from nanum.validate.rows import Row

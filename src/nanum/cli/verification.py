@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanum.cli.answers import BAD_NEWS, GOOD, print_json
-from nanum.cli.words import Flags, Reader, layout_of, loaded, trained
+from nanum.cli.layout_words import layout_of
+from nanum.cli.reader import Flags, Reader, loaded
+from nanum.cli.words import trained
 from nanum.errors import Refused
 from nanum.job import Job
 
