@@ -22,7 +22,7 @@ from nanum.errors import Refused
 from nanum.live import launch
 from nanum.live.pulse import Pulse
 from nanum.live.supervisor import RankFailed, run_ranks
-from nanum.processes import FAILED, REFUSED
+from nanum.processes import answering
 
 STEPS = 3
 GIB = 1 << 30
@@ -123,14 +123,8 @@ def main() -> None:
     if len(question["faults"]) > 1:
         print(json.dumps({fault: outcome(question, fault) for fault in question["faults"]}))
         return
-    try:
+    with answering():
         print(json.dumps({"returned": run(question, question["faults"][0])}))
-    except RankFailed as failed:
-        print(failed, file=sys.stderr)
-        sys.exit(FAILED)
-    except Refused as refused:
-        print(refused, file=sys.stderr)
-        sys.exit(REFUSED)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def run(
     if torch_is_missing():
         raise Refused([MISSING_TORCH])
     said: list[str] = []
-    with signals_unwind(), _folder() as folder, _file(folder) as asked, _file(folder) as answer:
+    with signals_unwind(), run_folder() as folder, _file(folder) as asked, _file(folder) as answer:
         if question is not None:
             json.dump(question, asked)
             asked.seek(0)
@@ -169,7 +169,23 @@ def signals_unwind() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
+def answering() -> Iterator[None]:
+    """Around what a process does that was asked: what it refuses, and a run that failed, are lines on stderr and the
+    exit code.
+    """
+    try:
+        yield
+    except Refused as refused:
+        print("\n".join(refused.reasons), file=sys.stderr)
+        sys.exit(REFUSED)
+    except RunFailed as failed:
+        print(failed, file=sys.stderr)
+        sys.exit(FAILED)
+
+
+@contextlib.contextmanager
+def run_folder() -> Iterator[Path]:
+    """A folder for one run, which is gone afterwards. Raises Refused where it cannot be made."""
     folder = temporary_folder()
     try:
         yield folder

@@ -121,6 +121,23 @@ def rank_rule(engine: str, axis: str, why: str) -> Rule:
     )
 
 
+def two_blocks_rule(engine: str, what: str) -> Rule:
+    """Refuses a sequence of which ranks cannot take one block from each end, as they do where attention is causal."""
+    return Rule(
+        what,
+        # Where cp itself does not divide, that is said instead; a cp of 0 is another rule's.
+        lambda model, job, cluster, layout: (
+            (layout.cp > 1)
+            & (job.seq_len % (layout.cp + (layout.cp == 0)) == 0)
+            & (job.seq_len % (2 * layout.cp + (layout.cp == 0)) != 0)
+        ),
+        lambda model, job, cluster, layout: (
+            f"2·cp={2 * layout.cp} does not divide seq_len={job.seq_len}: a rank takes one block from each end "
+            f"({engine})"
+        ),
+    )
+
+
 def recompute_rule(engine: str, why: str) -> Rule:
     """Refuses selective recompute."""
     return Rule(

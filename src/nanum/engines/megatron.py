@@ -32,7 +32,15 @@ from nanum.conventions import (
     Numerics,
     fp8_gather,
 )
-from nanum.engines.engine import Engine, eager_rule, muon_rule, optimizer_rule, where_pipelined, zero_rule
+from nanum.engines.engine import (
+    Engine,
+    eager_rule,
+    muon_rule,
+    optimizer_rule,
+    two_blocks_rule,
+    where_pipelined,
+    zero_rule,
+)
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
@@ -267,19 +275,7 @@ RULES = (
             "refuses: use --cp-kind allgather or ulysses (megatron)"
         ),
     ),
-    Rule(
-        "megatron takes two blocks of a sequence for each cp rank",
-        # Where cp itself does not divide, that is said instead; a cp of 0 is another rule's.
-        lambda model, job, cluster, layout: (
-            (layout.cp > 1)
-            & (job.seq_len % (layout.cp + (layout.cp == 0)) == 0)
-            & (job.seq_len % (2 * layout.cp + (layout.cp == 0)) != 0)
-        ),
-        lambda model, job, cluster, layout: (
-            f"2·cp={2 * layout.cp} does not divide seq_len={job.seq_len}: a rank takes one block from each end "
-            "(megatron)"
-        ),
-    ),
+    two_blocks_rule("megatron", "megatron takes two blocks of a sequence for each cp rank"),
     module_rule("mla_up_proj", has_latent_attention, "has no latent attention"),
     *(module_rule(name, has_experts, "has no experts") for name in ("moe", "moe_act")),
     module_rule("shared_experts", has_shared_experts, "has no shared experts"),

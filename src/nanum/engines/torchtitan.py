@@ -16,7 +16,7 @@ from typing import Any
 
 from nanum.conventions import FUSABLE, Conventions, Kept, with_adapters
 from nanum.engines import pipelining
-from nanum.engines.engine import Engine, fsdp_numerics, muon_rule, weighed_layers, zero_rule
+from nanum.engines.engine import Engine, fsdp_numerics, muon_rule, two_blocks_rule, weighed_layers, zero_rule
 from nanum.job import Job
 from nanum.layout import ONE_STAGE, Layout, Structure
 from nanum.model import Model
@@ -86,19 +86,7 @@ RULES = (
             else f"zero=0 shards nothing, but FSDP2 is what reduces over cp={layout.cp}: use --zero 3 (torchtitan)"
         ),
     ),
-    Rule(
-        "torchtitan's head-tail balance needs two blocks of a sequence for each cp rank",
-        # Where cp itself does not divide, that is said instead; a cp of 0 is another rule's.
-        lambda model, job, cluster, layout: (
-            (layout.cp > 1)
-            & (job.seq_len % (layout.cp + (layout.cp == 0)) == 0)
-            & (job.seq_len % (2 * layout.cp + (layout.cp == 0)) != 0)
-        ),
-        lambda model, job, cluster, layout: (
-            f"2·cp={2 * layout.cp} does not divide seq_len={job.seq_len}: a rank takes one block from each end "
-            "(torchtitan)"
-        ),
-    ),
+    two_blocks_rule("torchtitan", "torchtitan's head-tail balance needs two blocks of a sequence for each cp rank"),
     Rule(
         "torchtitan does not tie embeddings across a pipeline",
         lambda model, job, cluster, layout: (layout.pp > 1) & model.tie_word_embeddings,

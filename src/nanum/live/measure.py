@@ -23,7 +23,6 @@ except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(3)
 
-from nanum.errors import Refused, RunFailed
 from nanum.live.bench import choose_device, processor_name, synchronize
 from nanum.live.launch import join
 from nanum.live.measure_exchanges import KINDS, beside, exchanges, group_sizes, payloads, together
@@ -32,7 +31,7 @@ from nanum.live.measure_kernels import Plan, jobs, measured, operation_seconds, 
 from nanum.live.pulse import Pulse
 from nanum.live.sampling import summary
 from nanum.live.supervisor import run_ranks
-from nanum.processes import FAILED, REFUSED
+from nanum.processes import answering
 
 HANGS_SECONDS = 120.0  # without a sign of life from any rank
 ALONE_SHARE = 0.6  # of the progress bar: what one device does alone
@@ -192,14 +191,8 @@ def main() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # or looking for GPUs would make forking impossible
     device = choose_device(asked.device)
     kind = "cpu" if device.type == "mps" else device.type
-    try:
+    with answering():
         json.dump(document(kind, asked.quick), sys.stdout)
-    except Refused as refused:
-        print(*refused.reasons, sep="\n", file=sys.stderr)
-        sys.exit(REFUSED)
-    except RunFailed as failed:
-        print(failed, file=sys.stderr)
-        sys.exit(FAILED)
     print()
 
 

@@ -32,9 +32,9 @@ from nanum.live.bench import describe
 from nanum.live.counting import Ledger
 from nanum.live.pulse import Pulse
 from nanum.live.question import Question, read
-from nanum.live.supervisor import RankFailed, run_ranks
+from nanum.live.supervisor import run_ranks
 from nanum.live.training import Trainer, trainer
-from nanum.processes import FAILED, REFUSED
+from nanum.processes import answering
 
 WARM_UP = 2  # steps: DDP rebuilds its buckets in the second
 AXIS = "dp_replicate"
@@ -155,14 +155,8 @@ def run_here(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    try:
+    with answering():
         json.dump(run_here(json.load(sys.stdin)), sys.stdout)
-    except Refused as refused:
-        print("\n".join(refused.reasons), file=sys.stderr)
-        sys.exit(REFUSED)
-    except RankFailed as failed:
-        print(failed, file=sys.stderr)
-        sys.exit(FAILED)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from typing import IO, Any
 from nanum.errors import Refused, RunFailed, cut_short
 from nanum.live.pulse import Beat, Board, Pulse, behind, laggard
 from nanum.live.rank import be_rank, debugging, end_with_parent, ran_out_of_memory, returned
-from nanum.processes import OWNER, signals_unwind, temporary_folder
+from nanum.processes import OWNER, run_folder, signals_unwind
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.2  # after a failure, for an earlier one to be read
@@ -68,7 +68,7 @@ def run_ranks(entry: Callable[[int, Pulse, Path], Any], ranks: int, *, patience_
     """
     board = Board(ranks)
     started: list[_Rank] = []
-    with signals_unwind(), owned(), _folder() as folder:
+    with signals_unwind(), owned(), run_folder() as folder:
         try:
             with _signals_wait() as mask:
                 for number in range(ranks):
@@ -308,15 +308,6 @@ def owned() -> Iterator[None]:
     finally:
         if _orphaned():
             shutil.rmtree(_OWNER_FOLDER, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    folder = temporary_folder()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

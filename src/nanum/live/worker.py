@@ -38,7 +38,7 @@ from nanum.live.reference import Reference, differences, reference
 from nanum.live.supervisor import RankFailed, run_ranks
 from nanum.live.training import Trainer, trainer
 from nanum.live.wire import received_bytes
-from nanum.processes import FAILED, REFUSED
+from nanum.processes import answering
 
 WARM_UP = 2  # DDP rebuilds its buckets in the second step, and a pipeline tells its shapes in the first
 
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--question", help="the questions, or a file with them; without it, stdin")
     parser.add_argument("--answer", type=Path, help="under torchrun: where rank 0 writes the answers")
     given = parser.parse_args()
-    try:
+    with answering():
         text = given.question or sys.stdin.read()
         if not text.lstrip().startswith("{"):
             text = Path(text).read_text(encoding="utf-8")
@@ -264,12 +264,6 @@ def main() -> None:
             run_launched(questions[0], given.answer)
         else:
             json.dump({"answers": run_here(questions)}, sys.stdout)
-    except Refused as refused:
-        print("\n".join(refused.reasons), file=sys.stderr)
-        sys.exit(REFUSED)
-    except RankFailed as failed:
-        print(failed, file=sys.stderr)
-        sys.exit(FAILED)
 
 
 if __name__ == "__main__":
