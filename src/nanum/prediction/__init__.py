@@ -4,7 +4,6 @@ and time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -12,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from nanum import engines
-from nanum.account import device
 from nanum.account.coefficients import Coefficients, Range, coefficients
 from nanum.account.cost import Cost
-from nanum.account.memory import Moment, moment, peak
+from nanum.account.memory import moment, peak
 from nanum.account.rank_time import RankTimes, rank_times
 from nanum.account.step_time import Cut, StageTime, cut, stage_time
-from nanum.account.timeline import Busy, TimeMap, busy, exposed
-from nanum.account.traffic import Groups, Key, Total, flops, groups_of, traffic
+from nanum.account.timeline import TimeMap
+from nanum.account.traffic import flops, groups_of
 from nanum.build import build, build_ranks
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
@@ -30,6 +28,8 @@ from nanum.model import Experts, Model
 from nanum.once import Once
 from nanum.parallel.chunks import RankStep
 from nanum.parallel.pipeline import Step
+from nanum.prediction.ledger import Row, rows_of_rank
+from nanum.prediction.memory import StageMemory, pooled_bytes
 from nanum.prediction.reference import Reference, parameters, reference
 from nanum.rules import GENERAL, broken
 
@@ -42,69 +42,6 @@ Bounded, for it outlives the plan."""
 def _one_of(layout: Layout) -> Layout:
     """The first of equal layouts, so that they are one to a memory by identity."""
     return layout
-
-
-@dataclass(frozen=True)
-class StageMemory:
-    """One pipeline rank's largest moment on its first device; a rank of several stages is one here."""
-
-    stage: int
-    moment: Moment
-    pooled_bytes: int  # the most of each stream's pool, which share nothing: at least what is held at any moment
-    groups: Groups
-    mesh: Mapping[str, int]
-    host_bytes: int = 0  # the most that is held for this device of its host's memory
-    cuda: bool = True  # else the device is its own host, and has tensors alone: no reserve, no context, no NCCL
-
-    @property
-    def reserved_bytes(self) -> int:
-        return self.reserved_bytes_at("value")
-
-    def reserved_bytes_at(self, level: device.Level) -> int:
-        return int(device.reserved_bytes(self.pooled_bytes, level)) if self.cuda else self.pooled_bytes
-
-    @property
-    def communicator_bytes(self) -> int:
-        return int(device.communicator_bytes(self.groups, self.mesh)) if self.cuda else 0
-
-    @property
-    def context_bytes(self) -> int:
-        return self.context_bytes_at("value")
-
-    def context_bytes_at(self, level: device.Level) -> int:
-        return int(device.context_bytes(self.groups, self.mesh, level)) if self.cuda else 0
-
-    @property
-    def terms(self) -> list[device.Term]:
-        """What is added to tensors."""
-        return device.terms(self.groups, self.mesh) if self.cuda else []
-
-    @property
-    def device_bytes(self) -> int:
-        return self.device_bytes_at("value")
-
-    def device_bytes_at(self, level: device.Level) -> int:
-        """What is expected, or the least or the most that would have been seen."""
-        return self.reserved_bytes_at(level) + self.context_bytes_at(level)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the ledger: what the first device of a pipeline rank exchanges in a step."""
-
-    stage: int
-    axis: str
-    kind: str
-    phase: str
-    what: str
-    dtype: str
-    group_size: int
-    link: str
-    calls: int
-    payload_bytes: int
-    wire_bytes: int
-    seconds: float
-    exposed_seconds: float
 
 
 @dataclass(frozen=True)
@@ -123,11 +60,6 @@ class Time:
     @property
     def bubble_fraction(self) -> float:
         return self.bubble_seconds / self.step_seconds
-
-
-def pooled_bytes(step: Step | RankStep) -> int:
-    """What the allocator needs where tensors of other streams are in pools of their own."""
-    return int(np.max(peak(step.program, apart=False).peak + step.apart_bytes))
 
 
 def karp_flatt(speedup: float, n: int) -> float:
@@ -285,50 +217,12 @@ class Prediction:
     # --- exchanges ----------------------------------------------------------------------------------------------------
     @cached_property
     def communication(self) -> tuple[Row, ...]:
-        """The ledger. What streams expose is shared among their rows by their seconds; what the pipeline's sends add to
-        the step, among a stage's sends, each at the most its own seconds.
-        """
-        rows = []
+        """The ledger."""
+        rows: list[Row] = []
         for i, step in enumerate(self.steps):
-            seconds = busy(step.counted, self.cost)
-            sends = {key for key in seconds if key.kind == "send"}
-            waits = exposed(
-                {key: each for key, each in seconds.items() if key not in sends}, self._streamed_seconds(i, seconds)
-            )
-            share = float(self.parts.sends[0]) / max(len(sends), 1)
-            for key, total in traffic(step.counted).items():
-                its_seconds = float(seconds[key].seconds)
-                exposed_seconds = min(share, its_seconds) if key in sends else float(waits[key])
-                rows.append(self._row(i, key, total, its_seconds, exposed_seconds))
+            time = self.stage_times[i] if self.stage_times else float(self._timed.streamed_seconds[i][0])
+            rows += rows_of_rank(i, step, self.layout, self.cost, time, sends_seconds=float(self.parts.sends[0]))
         return tuple(rows)
-
-    def _streamed_seconds(self, i: int, rows: Mapping[Key, Busy]) -> float:
-        """What exchanges beside the compute add to the work of rank i: all that is neither kernels (nor their launches,
-        where these take longer) nor an exchange that is waited for at once.
-        """
-        if not self.stage_times:
-            return float(self._timed.streamed_seconds[i][0])
-        t = self.stage_times[i]
-        added = t.busy_seconds + t.optimizer_seconds - t.compute_seconds - t.update_seconds
-        blocked = sum(each.blocking_seconds for each in rows.values())
-        return max(float(np.ravel(added)[0]) - float(blocked), 0.0)
-
-    def _row(self, stage: int, key: Key, total: Total, seconds: float, exposed_seconds: float) -> Row:
-        return Row(
-            stage=stage,
-            axis=self.layout.named(key.axes),
-            kind=key.kind,
-            phase=key.phase,
-            what=key.what,
-            dtype=key.dtype,
-            group_size=int(total.group_size),
-            link=self.cost.link(key.axes),
-            calls=int(total.calls),
-            payload_bytes=int(total.payload_bytes),
-            wire_bytes=int(total.wire_bytes),
-            seconds=seconds,
-            exposed_seconds=exposed_seconds,
-        )
 
     # --- throughput ---------------------------------------------------------------------------------------------------
     @cached_property
