@@ -129,7 +129,7 @@ def everything() -> list[str]:
 
 @pytest.fixture(scope="module")
 def jobs() -> list:
-    from nanum.live.measure_kernels import Plan
+    from nanum.live.grids import Plan
     from nanum.live.measure_kernels import jobs as all_jobs
 
     return all_jobs(Plan(torch.device("cpu"), True, 1e9))

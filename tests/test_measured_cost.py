@@ -142,7 +142,8 @@ def test_devices_of_a_node_slow_each_other():
 def test_every_kernel_of_pytorch_s_programs_has_a_measured_one(precision):
     """What plain PyTorch does often in a step is measured under its name, not as any other."""
     torch = pytest.importorskip("torch")
-    from nanum.live.measure_kernels import DTYPES, Plan, kernels
+    from nanum.live.grids import Plan
+    from nanum.live.measure_kernels import DTYPES, kernels
 
     plan = Plan(torch.device("cpu"), True, 1e9)
     measured = {job.keys["name"] for name in DTYPES for job in kernels(name, plan)}

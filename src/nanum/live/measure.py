@@ -24,10 +24,11 @@ except ImportError as error:
     sys.exit(3)
 
 from nanum.live.bench import choose_device, processor_name, synchronize
+from nanum.live.grids import Plan, measured, ticks
 from nanum.live.launch import join
 from nanum.live.measure_exchanges import KINDS, beside, exchanges, group_sizes, payloads, together
 from nanum.live.measure_framework import framework
-from nanum.live.measure_kernels import Plan, jobs, measured, operation_seconds, ticks
+from nanum.live.measure_kernels import jobs, operation_seconds
 from nanum.live.pulse import Pulse
 from nanum.live.sampling import summary
 from nanum.live.supervisor import run_ranks

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from nanum.live.bench import synchronize
-from nanum.live.measure_kernels import Plan
+from nanum.live.grids import Plan
 from nanum.live.sampling import Turns, busy_seconds, quietest, summary, timed
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")

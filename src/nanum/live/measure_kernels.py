@@ -7,95 +7,17 @@ Bytes are counted as a Program counts them: what is read and written, or held be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from nanum.live.sampling import Sampled, Turns, samples, summary, timed
+from nanum.live.grids import Job, Plan, later
+from nanum.live.sampling import Turns, samples, timed
 
 aten = torch.ops.aten
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-TURNS_BYTES = 64e6  # what is in turn: beyond the caches that one core, or one GPU, has for itself
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure with: sizes by `quick`, bounded by the free memory of one device."""
-
-    device: torch.device
-    quick: bool
-    free_bytes: float
-
-    @property
-    def repeats(self) -> int:
-        return 5 if self.quick else 9
-
-    @property
-    def longest(self) -> float:
-        """Seconds of one call: the largest size of a grid is chosen by it."""
-        return 0.1 if self.quick else 0.4
-
-    @property
-    def batch_bytes(self) -> float:
-        """What is held at once of what is sampled in turns."""
-        return min(4e9, self.free_bytes / 4)
-
-    @property
-    def turns_bytes(self) -> float:
-        return min(TURNS_BYTES, self.free_bytes / 8)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One grid to be measured: `points` are its sizes in row-major order."""
-
-    subject: str
-    keys: dict[str, Any]
-    sizes: dict[str, list[int]]
-    points: list[Callable[[], Turns]]
-
-    @property
-    def name(self) -> str:
-        return " ".join([self.subject, *self.keys.values()])
-
-    def grid(self, seconds: list[list[float]], repeats: int) -> dict[str, Any]:
-        """With the samples of each point."""
-        middle, low, high = map(list, zip(*map(summary, seconds), strict=True))
-        of = {"subject": self.subject, **self.keys, **self.sizes}
-        return of | {"seconds": middle, "low_seconds": low, "high_seconds": high, "repeats": repeats}
-
-
-def measured(jobs: list[Job], plan: Plan, tick: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The grids of all jobs. As many points as the memory holds are sampled in turns, round after round: a machine's
-    drift over seconds then hits all of them alike.
-    """
-    seconds: list[list[list[float]]] = [[] for _ in jobs]
-    waiting: list[tuple[Job, list[list[float]], Sampled]] = []
-    held = 0.0
-    points = [(job, found, make) for job, found in zip(jobs, seconds, strict=True) for make in job.points]
-    for i, (job, found, make) in enumerate(points):
-        turns = make()
-        waiting.append((job, found, Sampled(turns, plan.device)))
-        held += turns.held_bytes
-        tick(job.name)
-        if held > plan.batch_bytes or i == len(points) - 1:
-            for _ in range(plan.repeats):
-                for each, _, one in waiting:
-                    one.sample()
-                    tick(each.name)
-            for _, its, one in waiting:
-                its.append(one.seconds)
-            waiting, held = [], 0.0
-    return [job.grid(found, plan.repeats) for job, found in zip(jobs, seconds, strict=True)]
-
-
-def ticks(jobs: list[Job], plan: Plan) -> int:
-    """How often `measured` ticks."""
-    return sum(len(job.points) for job in jobs) * (1 + plan.repeats)
 
 
 def jobs(plan: Plan) -> list[Job]:
@@ -137,7 +59,7 @@ def matmuls(name: str, plan: Plan) -> Iterator[Job]:
 
             return Turns(operands, multiply, 0)  # in or out of the caches makes no difference to a product
 
-        points = [_later(make, *point) for point in product(sides, repeat=3)]
+        points = [later(make, *point) for point in product(sides, repeat=3)]
         yield Job("matmul", {"dtype": name, "operands": order}, dict.fromkeys("mnk", sides), points)
 
 
@@ -178,7 +100,7 @@ def kernels(name: str, plan: Plan) -> Iterator[Job]:
             if rows * width * item * 6 > plan.free_bytes / 2:
                 break
             inputs, run, counted = make(rows, width)
-            turns.append(_later(_passed_on, inputs, run, plan.turns_bytes))
+            turns.append(later(_passed_on, inputs, run, plan.turns_bytes))
             sizes.append(counted)
         yield Job("kernel", {"dtype": name, "name": kernel}, {"bytes": sizes}, turns)
 
@@ -329,7 +251,7 @@ def attentions(name: str, plan: Plan) -> Iterator[Job]:
     sequences = [s for s in (shortest, 4 * shortest, 16 * shortest) if once * (s / shortest) ** 2 < 3 * plan.longest]
     sizes = {"rows": rows_of, "seq_len": sequences or [shortest], "head_dim": heads}
     for direction, make in (("forward", forward), ("backward", backward)):
-        points = [_later(make, *point) for point in product(*sizes.values())]
+        points = [later(make, *point) for point in product(*sizes.values())]
         yield Job("attention", {"dtype": name, "direction": direction}, sizes, points)
 
 
@@ -351,7 +273,7 @@ def optimizers(plan: Plan) -> Iterator[Job]:
         optimizer = torch.optim.AdamW(params, lr=1e-4)
         return Turns(lambda: (), optimizer.step, 0)
 
-    points = [_later(make, n) for n in counts]
+    points = [later(make, n) for n in counts]
     yield Job("optimizer", {"dtype": "fp32"}, {"bytes": [7 * 4 * n for n in counts]}, points)
 
 
@@ -396,7 +318,3 @@ def _queued_kernel_seconds(device: torch.device) -> float:
 def _filled(shape: tuple[int, ...], dtype: torch.dtype, plan: Plan) -> torch.Tensor:
     """Numbers of size about one: a GPU's clock depends on what it multiplies."""
     return torch.rand(shape, device=plan.device).add_(-0.5).to(dtype)
-
-
-def _later(make: Callable[..., Turns], *arguments: Any) -> Callable[[], Turns]:
-    return lambda: make(*arguments)
