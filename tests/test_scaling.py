@@ -38,7 +38,7 @@ from nanum.scaling.laws import (
     gpus_at_half_efficiency,
     gustafson_speedup,
 )
-from nanum.units import format_seconds
+from nanum.units import format_seconds, format_seconds_between
 
 FRACTIONS = st.floats(1e-6, 0.9)
 COUNTS = st.lists(st.integers(1, 10**6), min_size=1, max_size=8, unique=True).filter(lambda counts: max(counts) > 1)
@@ -403,6 +403,7 @@ def test_the_page_fits_80_columns(scaled: Scaling) -> None:
     assert float(said[1].rstrip(",.")) == pytest.approx(document["amdahl"]["serial_fraction"], rel=5e-3, abs=5e-5)
     for point in document["points"]:
         assert f"{point['efficiency']:.1%}" in page
+        assert format_seconds_between(point["step_seconds_low"], point["step_seconds_high"]) in page
     for cut in document["cuts"]:
         assert cut["what"].split()[0] in page
         assert format_seconds(cut["step_seconds"]) in page

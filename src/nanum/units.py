@@ -143,6 +143,16 @@ def format_seconds(seconds: float) -> str:
     return f"{days:,} d {rest:02d} h"
 
 
+def format_seconds_between(low: float, high: float) -> str:
+    """`58.9–74.1 s`, `712–893 ms`, `10.2–13.0 min`: both in the unit that suits `high`, in three digits."""
+    if not (math.isfinite(high) and 0 < low <= high):
+        return f"{format_seconds(low)}–{format_seconds(high)}"
+    scales = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (MILLISECOND, "ms"), (MICROSECOND, "µs"))
+    # Of what is longer than a second there are at least ten, so that no digit is lost to a larger unit.
+    scale, unit = next(((s, u) for s, u in scales if high >= (10 * s if s > 1 else s)), (1e-9, "ns"))
+    return f"{_three_digits(low / scale)}–{_three_digits(high / scale)} {unit}"
+
+
 def format_short_count(n: float) -> str:
     """A count, in three digits: `70.6 B`."""
     return _scaled_text(n, ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")), "")

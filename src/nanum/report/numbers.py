@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nanum.units import GB, GIB, format_seconds
+from nanum.units import GB, GIB, format_seconds, format_seconds_between
 
 UNKNOWN = "?"
 LESS_THAN_A_SHARE = "a GPU has less to do than its share of one GPU's work, such as gradients to add up"
@@ -26,6 +26,11 @@ def gigabytes(count_bytes: float | None) -> str:
 def duration(seconds: float | None) -> str:
     """A time with its unit: `12.4 ms`."""
     return UNKNOWN if seconds is None else format_seconds(seconds)
+
+
+def span(low: float, high: float) -> str:
+    """Least and most of a time: `58.9–74.1 s`."""
+    return format_seconds_between(low, high)
 
 
 def percent(fraction: float | None) -> str:

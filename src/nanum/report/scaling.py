@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from nanum.report.numbers import LESS_THAN_A_SHARE, duration, fraction, gib, percent, whole
+from nanum.report.numbers import LESS_THAN_A_SHARE, duration, fraction, gib, percent, span, whole
 from nanum.report.tables import Document, Row, print_list, print_table, say, title
 from nanum.report.terminal import layout_words, print_head
 
-STRONG = ("GPUs", "step", "speed-up", "effi-\nciency", "over the\nfirst", "effi-\nciency", "serial\nfraction")
-WEAK = ("GPUs", "sequences", "step", "scaled\nspeed-up", "effi-\nciency", "over the\nfirst", "effi-\nciency")
+SPEEDUPS = ("effi-\nciency", "over the\nfirst", "effi-\nciency")
 PARTS = ("", "time", "of s")
 CUTS = ("", "step", "faster", "s", "limit")
 CHART_CELLS = 40
+ROOM_FOR_RANGES = 80
+"""Columns of a terminal in which the range of a step stands beside it, and not below."""
 BESIDE_CHART = 24  # cells of a line
 EXCHANGES_SHOWN = 6
 NOT_THE_LAW = 0.02
@@ -58,13 +59,14 @@ def _strong(document: Document, console: Console) -> None:
     rows = [
         (
             whole(point["gpus"]),
-            duration(point["step_seconds"]),
+            *_step(point, console),
             *_beside(point),
             "" if point["serial_fraction"] is None else fraction(point["serial_fraction"]),
         )
         for point in points
     ]
-    print_table(console, STRONG, rows, words=0)
+    headings = ("GPUs", *_step_heading(console), "speed-up", *SPEEDUPS, "serial\nfraction")
+    print_table(console, headings, rows, words=0)
     alone, first = duration(document["one_gpu_seconds"]), whole(points[0]["gpus"])
     if points[0]["gpus"] == 1:
         words = f"Speed-ups are over one GPU, which takes {alone}."
@@ -75,6 +77,16 @@ def _strong(document: Document, console: Console) -> None:
         )
     say(console, f"{words} The serial fraction is Karp and Flatt's.")
     _layouts(document, points, console)
+
+
+def _step_heading(console: Console) -> tuple[str, ...]:
+    return ("step", "low–high\n(80%)") if console.width >= ROOM_FOR_RANGES else ("step\n(80%)",)
+
+
+def _step(point: Document, console: Console) -> tuple[str, ...]:
+    """What is expected, and the range that 80% of such published runs were in."""
+    cells = duration(point["step_seconds"]), span(point["step_seconds_low"], point["step_seconds_high"])
+    return cells if console.width >= ROOM_FOR_RANGES else ("\n".join(cells),)
 
 
 def _beside(point: Document) -> tuple[str, ...]:
@@ -224,10 +236,11 @@ def _weak(document: Document, console: Console) -> None:
     points, law = document["weak"]["points"], document["weak"]["gustafson"]
     title(console, "Weak form: the batch grows with the GPUs")
     rows = [
-        (whole(point["gpus"]), whole(point["global_batch_size"]), duration(point["step_seconds"]), *_beside(point))
+        (whole(point["gpus"]), whole(point["global_batch_size"]), *_step(point, console), *_beside(point))
         for point in points
     ]
-    print_table(console, WEAK, rows, words=0)
+    headings = ("GPUs", "sequences", *_step_heading(console), "scaled\nspeed-up", *SPEEDUPS)
+    print_table(console, headings, rows, words=0)
     if document["best"]:
         _layouts(document, points, console)
     if law["serial_fraction"] is not None:
