@@ -13,7 +13,8 @@ from nanum.account.memory import held_after, peak
 from nanum.account.traffic import Total, traffic
 from nanum.build import build
 from nanum.division.parts import emit_parts
-from nanum.engines.torchtitan_kin import TORCHTITAN_2024
+from nanum.engines.engine import Engine
+from nanum.engines.torchtitan_kin import TENSORWISE, TORCHTITAN_2024
 from nanum.errors import Refused
 from nanum.job import Job, Precision
 from nanum.layout import Layout, Structure
@@ -110,6 +111,7 @@ def test_where_there_is_no_fp8_it_is_said(engine: str, chip: str, said: str) -> 
 LAYER = 2 * H * H + 2 * H * 256 + 3 * F * H  # of linear layers: 16 heads of 64, 4 of them for keys and values
 NORMS, TABLE = 2 * H, 32768 * H
 D = 4
+TP2 = Layout(dp_shard=D, tp=2, micro_batch_size=B, structure=Structure(zero=3, tensor="sequence"))
 
 
 def rows(engine: str, zero: int, *, gathers: bool, tp: int = 1, m: int = 1, **given: Any) -> dict[Any, Total]:
@@ -143,6 +145,50 @@ def test_scales_are_of_one_all_reduce_over_each_axis_that_cuts(tp: int) -> None:
     assert len(scales) == (2 if tp > 1 else 1)
     assert all((t.calls, t.payload_bytes) == (1, 4 * 7 * 4) for t in scales.values())
     assert not [k for k in rows("torch", 3, gathers=False) if k.what == "scales"]
+
+
+def with_tp(engine: Engine, precision: Precision) -> Any:
+    return build(MODEL, Job(S, B * D, precision), TP2, engine, 0).program
+
+
+def test_what_tensor_parallelism_gathers_for_linear_layers_is_of_a_byte() -> None:
+    """torchao, float8_tensor_parallel.py (June 2025): what attention and the feed-forward read is quantized, and then
+    gathered; so are the gradients of what their last layers scatter. What is scattered stays in bf16, and so does the
+    head's. Of each quantized part of a DTensor ranks agree on one scale: two inputs that are gathered, two that are
+    split over heads and columns; backward two gradients that are gathered, and those five and the two inputs that are
+    split.
+    """
+    half, small = (traffic(with_tp(TENSORWISE, precision)) for precision in ("bf16", "fp8"))
+    for phase, calls in (("forward", 8), ("backward", 8)):
+        by_dtype = {k.dtype: t for k, t in small.items() if (k.axes, k.kind, k.phase) == (("tp",), "all_gather", phase)}
+        wide = next(t for k, t in half.items() if (k.axes, k.kind, k.phase) == (("tp",), "all_gather", phase))
+        assert by_dtype["fp8"].calls == calls
+        assert by_dtype["fp8"].payload_bytes == calls * B * S * H
+        others = by_dtype["bf16"].payload_bytes if "bf16" in by_dtype else 0
+        assert wide.payload_bytes == 2 * by_dtype["fp8"].payload_bytes + others
+    scattered = [
+        {k: t.payload_bytes for k, t in found.items() if k.axes == ("tp",) and k.kind == "reduce_scatter"}
+        for found in (half, small)
+    ]
+    assert scattered[0] == scattered[1]
+    scales = {k.phase: t for k, t in small.items() if k.axes == ("tp",) and k.what == "scales"}
+    assert {phase: t.calls for phase, t in scales.items()} == {"forward": 4 * 4, "backward": 4 * 9}
+    assert all(t.payload_bytes == 4 * t.calls for t in scales.values())
+
+
+def test_today_s_torchtitan_gathers_activations_in_high_precision() -> None:
+    """components/quantization/float8.md: with rowwise scaling, all communication is."""
+    found = traffic(with_tp(engines.load("torchtitan"), "fp8"))
+    assert {k.dtype for k in found if k.axes == ("tp",) and k.kind == "all_gather"} == {"bf16"}
+
+
+def test_what_is_gathered_in_a_byte_is_kept_so() -> None:
+    """`ctx.save_for_backward(input_hp, …)` gets what is a Float8Tensor already: of each token 2 x h entries."""
+    half, small = (
+        int(peak(emit_parts(MODEL, Job(S, B * D, p), TP2, TENSORWISE).bodies.layers[0].forward).net)
+        for p in ("bf16", "fp8")
+    )
+    assert half - small == B * S * 2 * H
 
 
 def test_a_weight_that_arrives_in_fp8_is_only_turned_round_for_backward() -> None:

@@ -54,7 +54,7 @@ def self_attention(
         core = scaled(t, core, known_by_result(t, "sigmoid", gate), "gated")
     row = {"Q": t.tp} if t.tp else {}
     out = linear(t, core, "wo", ("D", "Q"), row, ("B", "S", "D"), splits.stream, bias=a.output_bias)
-    t.frame(h, t.move(h, splits.whole), q, k, v, core)
+    t.frame(h, t.gathered(h, splits.whole), q, k, v, core)
     return out
 
 
@@ -71,7 +71,7 @@ def cross_attention(t: Tape, memory: Tensor, a: Attention, splits: Streams, h: T
     core = context_attention(t, q, k, v, a.dropout, Window(causal=False))
     row = {"Q": t.tp} if t.tp else {}
     out = linear(t, core, "cross_wo", ("D", "Q"), row, ("B", "S", "D"), splits.stream, bias=a.output_bias)
-    t.frame(h, t.move(h, splits.whole), q, k, v, core)
+    t.frame(h, t.gathered(h, splits.whole), q, k, v, core)
     return out
 
 

@@ -20,5 +20,5 @@ def feed_forward(t: Tape, h: Tensor, mlp: Mlp, splits: Streams) -> Tensor:
     inner = swiglu(t, column, mlp.activation) if mlp.gated else activated(t, mlp.activation, column("up"))
     inner = dropout(t, inner, mlp.dropout, "inner_dropout")
     out = linear(t, inner, "down", ("D", "F"), split, ("B", "S", "D"), splits.stream, bias=mlp.bias)
-    t.frame(h, t.move(h, splits.whole), inner)
+    t.frame(h, t.gathered(h, splits.whole), inner)
     return out

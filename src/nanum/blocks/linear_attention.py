@@ -51,5 +51,5 @@ def linear_attention(t: Tape, h: Tensor, a: LinearAttention, splits: Streams) ->
         core = gated_norm(t, core, gate, "out_norm", "values", ("B", "S"))
     row = {"values": t.tp} if t.tp else {}
     out = linear(t, core, "wo", ("D", "values"), row, ("B", "S", "D"), splits.stream)
-    t.frame(h, t.move(h, splits.whole), mixed, gate, core)
+    t.frame(h, t.gathered(h, splits.whole), mixed, gate, core)
     return out

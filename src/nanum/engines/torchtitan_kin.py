@@ -20,10 +20,15 @@ from nanum.model import Model
 
 def of_2024(model: Model, job: Job, structure: Structure) -> Conventions:
     fused = FUSABLE - {"loss"} if structure.compile else frozenset()
+    return replace(by_tensors(model, job, structure), fused=fused, units="root", prefetches_units=False)
+
+
+def by_tensors(model: Model, job: Job, structure: Structure) -> Conventions:
+    """fp8 with one scale for a tensor, as it was the default in 2024 and 2025: tensor parallelism gathers in it
+    (parallelize.py: `enable_float8_tensorwise_tp`), and FSDP where it is asked to.
+    """
     gathers = fp8_gather(job, structure)  # float8.enable_fsdp_float8_all_gather
-    return replace(
-        conventions(model, job, structure), fused=fused, units="root", prefetches_units=False, fp8_gather=gathers
-    )
+    return replace(conventions(model, job, structure), fp8_gather=gathers, fp8_exchanges=job.precision == "fp8")
 
 
 def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
@@ -45,6 +50,7 @@ def asynchronous(engine: Engine) -> Engine:
     return replace(engine, version=f"{engine.version}, asynchronous tensor parallelism", conventions=behind)
 
 
+TENSORWISE = replace(TORCHTITAN, version="of 2025, fp8 by tensors", conventions=by_tensors, fp8_gathers=True)
 LLM_FOUNDRY = replace(TORCHTITAN, name="torchtitan for llm-foundry", conventions=of_llm_foundry)
 TORCHTITAN_2024 = replace(
     TORCHTITAN,

@@ -255,12 +255,21 @@ def data_mesh(asked: Question, mesh: DeviceMesh) -> DeviceMesh:
     return mesh[(*outer, "_".join(shard))]
 
 
+def _share_again(model: Stage, _: object) -> None:
+    """A shared table that is a DTensor again under the first of its names is one under the other too."""
+    if model.tied and model.head is not None and model.embedding is not None and "weight" in model.head._parameters:
+        del model.head.weight
+        model.head.weight = model.embedding.weight
+
+
 def replicate(model: Stage, asked: Question, mesh: DeviceMesh) -> nn.Module:
     """DDP, whose reducer fills buckets as gradients become ready."""
     if asked.layout.tp > 1:  # DDP refuses DTensors as they are
         from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 
         _pre_dp_module_transform(model)
+        model.tie()  # it makes a shared table local under the first of its names alone
+        model.register_forward_pre_hook(_share_again)
     cap = {} if asked.bucket_cap_mb is None else {"bucket_cap_mb": asked.bucket_cap_mb}
     replicated = nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group(), **cap)
     if asked.bf16_exchange:

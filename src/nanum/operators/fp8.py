@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from nanum.dtypes import ITEMSIZE
+from nanum.operators.exchange import collective
 from nanum.operators.recorder import Recorder
 from nanum.program import Collective, Compute
-from nanum.sharding import Tensor
+from nanum.sharding import Split, Tensor, places
 
 
 def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
@@ -27,8 +29,27 @@ def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
     if x not in known or x.category == "params":
         out = known[x] = x.like(name="quantize", size=None, dtype="fp8")
         moved = _moved_bytes(t, x, out)
+        _agree_on_scale(t, x)
         t.record("quantize", (x,), (out,), Compute("quantize", t.phase, 0.0, moved, t.dtype))
     return known[x]
+
+
+def sent_quantized(t: Recorder, x: Tensor, goal: Split, known: dict[Tensor, Tensor]) -> Tensor:
+    """`x` as it is gathered for a product, if it is: in fp8 where the engine exchanges that (torchao,
+    float8_tensor_parallel.py: `PrepareFloat8ModuleInput`, `NoopFwToFloat8BwDynamic`). It is what autograd keeps.
+    """
+    gathers = places(x.split).keys() - places(goal).keys()
+    if not t.conventions.fp8_exchanges or x.category == "params" or x.partial or not gathers:
+        return x
+    return quantized(t, x, known)
+
+
+def _agree_on_scale(t: Recorder, x: Tensor) -> None:
+    """Ranks that each have a part of a DTensor quantize it by the largest value of all parts."""
+    if t.conventions.fp8_exchanges and x.category != "params" and "tp" in places(x.split):
+        scale = Tensor("scale", (), {}, "fp32", category="buffers", size=ITEMSIZE["fp32"])
+        node = collective(t.shapes, "all_reduce", ("tp",), scale, scale, t.phase, "scales")
+        t.record("all_reduce", (x,), (scale,), node)
 
 
 def _moved_bytes(t: Recorder, x: Tensor, out: Tensor) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from nanum.dtypes import ITEMSIZE
 from nanum.operators.exchange import carry_out
-from nanum.operators.fp8 import quantized
+from nanum.operators.fp8 import quantized, sent_quantized
 from nanum.operators.recorder import Recorder
 from nanum.program import Compute, Operands
 from nanum.sharding import Split, Tensor, contract, frozen, places, reshard
@@ -53,6 +53,7 @@ class Tape(Recorder):
     _grads: dict[Tensor, list[Tensor]] = field(default_factory=dict)
     _moved: dict[Any, Tensor] = field(default_factory=dict)
     _quantized: dict[Tensor, Tensor] = field(default_factory=dict)
+    _sent_quantized: dict[Tensor, Tensor] = field(default_factory=dict)
 
     # --- the rules --------------------------------------------------------------------------------------------------
     def move(
@@ -80,6 +81,10 @@ class Tape(Recorder):
         if not t.partial:
             self._moved[key] = new
         return new
+
+    def gathered(self, t: Tensor, goal: Split) -> Tensor:
+        """`t` as products of this block have read it."""
+        return self.move(self._sent_quantized.get(t, t), goal)
 
     def resharded(self, t: Tensor, goal: Split) -> Tensor:
         """`t` as a later operation reads it; what gradients arrive go back to the split of `t` at once."""
@@ -128,6 +133,10 @@ class Tape(Recorder):
         both are quantized first.
         """
         rule = contract(a, b, dims, want)
+        fp8 = fp8 and self.conventions.fp8 != "none"
+        if fp8:
+            a = sent_quantized(self, a, rule.left, self._sent_quantized)
+            b = sent_quantized(self, b, rule.right, self._sent_quantized)
         a, b = self.move(a, rule.left), self.move(b, rule.right)
         out = Tensor(name, dims, rule.split, self.dtype, rule.partial, category, size=size)
         if a.dtype == "onehot":  # a look-up, not a matmul: it touches as many rows as it writes
@@ -138,7 +147,6 @@ class Tape(Recorder):
         kept_b = tuple(d for d in b.dims if d in dims and d not in a.dims)
         summed = tuple(d for d in a.dims if d not in dims)
         split = {**b.split, **a.split}
-        fp8 = fp8 and self.conventions.fp8 != "none"
         if fp8:
             a, b = (quantized(self, each, self._quantized) for each in (a, b))
         m, n, k = (self.shapes.elements(d, split) for d in (kept_a, kept_b, summed))

@@ -211,6 +211,7 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
         compile="torch.compile" in (row["overlap"] or ""),
         virtual_stages=chunks,
         cp_kind=_cp_kind(row, source),
+        fp8_gather="fp8 all-gather" in (row["precision"] or ""),
         grad_sync="each" if zero == 3 else "last",
     )
     return Layout(1, dp, cp, tp, pp, micro_batch, structure, ep=ep)

@@ -10,7 +10,7 @@ from typing import Literal
 from nanum import engines
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
-from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TORCHTITAN_2024, asynchronous
+from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TENSORWISE, TORCHTITAN_2024, asynchronous
 from nanum.job import Precision
 from nanum.layout import Dispatcher, Recompute
 from nanum.validate.rows import Row
@@ -93,9 +93,9 @@ _TITAN = Source(
 )  # fmt: skip
 _TITAN_2025 = replace(
     _TITAN,
-    engine="torchtitan",
+    engine=TENSORWISE,
     assumed=(
-        "today's torchtitan, where it was 2025's",
+        "today's torchtitan, where it was 2025's, but for fp8 by tensors, which it has no more",
         *_TITAN.assumed[:1],
     ),
 )
@@ -164,6 +164,8 @@ def source_of(row: Row) -> Source:
         return OTHER_SHARDED if zero == 3 else OTHER
     if zero == 3 and row.source in ("sc21", "jz"):
         return replace(known, engine=kin.ZERO_3_OF_2021, zero=3)
+    if row.source == "titan25" and "rowwise" in (row["precision"] or ""):
+        known = replace(known, engine="torchtitan")
     if "async TP" in (row["overlap"] or ""):
         return replace(known, engine=asynchronous(known.loaded()))
     if known.engine is kin.BRIDGE:

@@ -109,6 +109,7 @@ MATRIX = (
     _ask("tp 4, sequence parallel, bf16", tp=4, precision="bf16"),
     _ask("tp 4, gpt, sequence parallel", tp=4, model="gpt"),
     _ask("tp 2, gpt, tied, bf16", tp=2, model="gpt", tensor="tensor", precision="bf16"),
+    _ask("ddp 2 x tp 2, gpt, tied, bf16", dp_replicate=2, tp=2, model="gpt", precision="bf16", **_DDP),
     _ask("tp 2, uneven vocabulary", tp=2, vocab=1001),
     _ask("tp 2, sequence parallel, recompute full", tp=2, recompute="full"),
     _ask("tp 2, sequence parallel, recompute selective", tp=2, recompute="selective"),
