@@ -66,9 +66,10 @@ def test_torchao_keeps_what_it_kept() -> None:
 
 def test_each_operand_is_quantized_where_it_is_used() -> None:
     """Of seven linear layers forward: seven weights, and four inputs (q, k and v share one, gate and up another).
-    Backward: seven gradients and seven weights, and with torchao the four inputs again.
+    Backward: seven gradients and seven weights, and with torchao the four inputs again; by rows (float8_linear.py:
+    `grad_output_reshaped_maybe_fp8_dim1`) each gradient once more, which is a copy where one scale is a tensor's.
     """
-    for engine, backward in (("megatron", 14), ("torchtitan", 18)):
+    for engine, backward in (("megatron", 14), ("torch", 18), ("torchtitan", 25)):
         layer = parts(engine, "fp8").bodies.layers[0]
         quantized = [node.phase for node in kernels(layer) if node.name == "quantize"]
         assert (quantized.count("forward"), quantized.count("backward")) == (11, backward), engine
@@ -192,13 +193,15 @@ def test_what_is_gathered_in_a_byte_is_kept_so() -> None:
 
 
 def test_a_weight_that_arrives_in_fp8_is_only_turned_round_for_backward() -> None:
-    """Four inputs are quantized forward; backward seven gradients, and the four inputs again: no weights."""
+    """Four inputs are quantized forward; backward seven gradients, and the four inputs again: no weights. A weight is
+    turned round for the input's gradient, and that which came for its own.
+    """
     structure = Structure(zero=3, fp8_gather=True)
     layout = Layout(dp_shard=D, micro_batch_size=B, structure=structure)
     layer = emit_parts(MODEL, Job(S, B * D, "fp8"), layout, engines.load("torch")).bodies.layers[0]
     named = [(node.name, node.phase) for node in kernels(layer)]
     assert [named.count(("quantize", phase)) for phase in ("forward", "backward")] == [4, 11]
-    assert [named.count(("transpose", phase)) for phase in ("forward", "backward")] == [0, 7]
+    assert [named.count(("transpose", phase)) for phase in ("forward", "backward")] == [0, 7 + 7]
 
 
 def test_gathered_weights_are_half_as_large() -> None:

@@ -157,6 +157,7 @@ class Conventions:
     parks: Literal["none", "layer ahead", "as needed"] = "none"  # how offloaded activations travel: `parallel.parked`
     fp8: Fp8 = "none"
     fp8_gather: bool = False  # weights of linear layers are gathered in fp8, quantized before, with a scale each
+    fp8_by_rows: bool = False  # what is remade has a scale for each row of what is summed, not one
     fp8_exchanges: bool = False  # what tensor parallelism gathers for such layers is quantized before, by one scale
     values_are_views: bool = True  # latent attention's values lie in what they were projected to, with keys beside them
     prefetches_units: bool = False  # backward gathers the whole next unit ahead; else of several groups the last alone

@@ -28,7 +28,7 @@ def by_tensors(model: Model, job: Job, structure: Structure) -> Conventions:
     (parallelize.py: `enable_float8_tensorwise_tp`), and FSDP where it is asked to.
     """
     gathers = fp8_gather(job, structure)  # float8.enable_fsdp_float8_all_gather
-    return replace(conventions(model, job, structure), fp8_gather=gathers, fp8_exchanges=job.precision == "fp8")
+    return replace(conventions(model, job, structure), fp8_by_rows=False, fp8_gather=gathers, fp8_exchanges=True)
 
 
 def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:

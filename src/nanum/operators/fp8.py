@@ -2,10 +2,12 @@
 
 Weights are quantized wherever they are used, unless they were before they were gathered: then backward, where nothing
 was kept for it, lays them the other way round for its product (torchao, float8_ops.py: `preprocess_addmm`; Transformer
-Engine does once, when they are gathered). The scale of what is `remade` (torchao's dynamic scaling,
-float8_scaling_utils.py) is of the whole tensor. Where inputs are `kept` (Transformer Engine), weights are quantized
-once, in the first micro-batch, which is not counted, and activations by rows and by columns: by the norm that makes
-them, or by a kernel of their own.
+Engine does once, when they are gathered). So it does, for a weight's gradient, with the gradient that the other product
+reads as it is, and with an input that came in fp8: products of fp8 sum over what lies closest. The scale of what is
+`remade` (torchao's dynamic scaling, float8_scaling_utils.py) is of the whole tensor, or of a row of what is summed:
+then that gradient is quantized once more, by the other dim (float8_linear.py). Where inputs are `kept` (Transformer
+Engine), weights are quantized once, in the first micro-batch, which is not counted, and activations by rows and by
+columns: by the norm that makes them, or by a kernel of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
     """`x` in fp8, as a product reads it: what is `known` to have been quantized is not quantized again."""
     if x.category == "params" and x.dtype == "fp8":
         turned = t.phase == "backward" and t.conventions.fp8 == "remade"
-        return t.kernel("transpose", (x,), x.like(size=None), "fp8") if turned else x
+        return turned_round(t, x) if turned else x
     if x.dtype in ("fp8", "mxfp8"):
         return x
     if x not in known or x.category == "params":
@@ -32,6 +34,18 @@ def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
         _agree_on_scale(t, x)
         t.record("quantize", (x,), (out,), Compute("quantize", t.phase, 0.0, moved, t.dtype))
     return known[x]
+
+
+def turned_round(t: Recorder, x: Tensor) -> Tensor:
+    """A copy that lies the other way round, as another product reads it."""
+    return t.kernel("transpose", (x,), x.like(size=None), "fp8")
+
+
+def for_other_product(t: Recorder, small: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient that one product reads as it is, for the other: its copy, or with scales of the other dim."""
+    if t.conventions.fp8_by_rows and gradient.dtype != "fp8":
+        return quantized(t, gradient, {})
+    return turned_round(t, small)
 
 
 def sent_quantized(t: Recorder, x: Tensor, goal: Split, known: dict[Tensor, Tensor]) -> Tensor:

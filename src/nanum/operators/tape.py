@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from nanum.dtypes import ITEMSIZE
 from nanum.operators.exchange import carry_out
-from nanum.operators.fp8 import quantized, sent_quantized
+from nanum.operators.fp8 import for_other_product, quantized, sent_quantized, turned_round
 from nanum.operators.recorder import Recorder
 from nanum.program import Compute, Operands
 from nanum.sharding import Split, Tensor, contract, frozen, places, reshard
@@ -148,7 +148,10 @@ class Tape(Recorder):
         summed = tuple(d for d in a.dims if d not in dims)
         split = {**b.split, **a.split}
         if fp8:
-            a, b = (quantized(self, each, self._quantized) for each in (a, b))
+            gradient = b
+            came, (a, b) = a.dtype == "fp8", (quantized(self, each, self._quantized) for each in (a, b))
+            if category == "grads" and self.conventions.fp8 == "remade":
+                a, b = turned_round(self, a) if came else a, for_other_product(self, b, gradient)
         m, n, k = (self.shapes.elements(d, split) for d in (kept_a, kept_b, summed))
         batch = tuple(d for d in kept_a if d in b.dims)
         products = self.shapes.elements(batch, split)
