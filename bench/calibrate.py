@@ -162,6 +162,17 @@ def _fit(error: np.ndarray, slopes: np.ndarray, start: np.ndarray, sources: np.n
     return found
 
 
+def quantiles(
+    ratio: np.ndarray, sources: np.ndarray, names: list[str], at: tuple[float, ...] = (0.1, 0.9)
+) -> list[float]:
+    """Of what is measured over predicted, each source alike."""
+    here = [ratio[sources == name] for name in names if np.any(sources == name)]
+    values, weights = np.concatenate(here), np.concatenate([np.full(len(r), 1 / len(r)) for r in here])
+    order = np.argsort(values)
+    share = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+    return [float(np.interp(q, share, values[order])) for q in at]
+
+
 def _ranges(out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[str]) -> dict[str, list[float]]:
     """Measured over predicted: the 10th and 90th percentile, each source alike; of what is unlike, the farthest that
     either is in one source.
@@ -169,11 +180,7 @@ def _ranges(out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[s
     ratio = np.exp(-out)
 
     def of(which: np.ndarray) -> list[float]:
-        here = [ratio[which & (sources == name)] for name in names if np.any(which & (sources == name))]
-        values, weights = np.concatenate(here), np.concatenate([np.full(len(r), 1 / len(r)) for r in here])
-        order = np.argsort(values)
-        share = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-        return [float(np.interp(q, share, values[order])) for q in (0.1, 0.9)]
+        return quantiles(ratio[which], sources[which], names)
 
     each = [np.quantile(ratio[sources == name], (0.1, 0.9)) for name in names if (sources == name).sum() >= ENOUGH]
     unlike = [float(min(low for low, _ in each)), float(max(high for _, high in each))]

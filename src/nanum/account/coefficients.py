@@ -1,5 +1,6 @@
 """The numbers of the cost model: constants, each from a source outside the published runs (`data/measured/cost.toml`),
-and the few that are fitted on those (`data/measured/fitted.toml`, written by `make calibrate`).
+and the few that are fitted on those (`data/measured/fitted.toml`, written by `make calibrate`), with how far they
+differ from machine to machine (`data/measured/spread.toml`, written with it).
 """
 
 from __future__ import annotations
@@ -7,10 +8,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, get_args
 
+from nanum.cluster import Cluster, InAStep
 from nanum.cluster import Quantity as Stated
 from nanum.program import Library
 
@@ -71,8 +73,19 @@ class Ranges:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Standard deviations of natural logarithms: of each coefficient, from one machine with its software to another;
+    and of a step, from what the coefficients of its own machine would say of it (`run`).
+    """
+
+    of: Mapping[str, float]
+    run: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Coefficients:
-    """The numbers of both files."""
+    """The numbers of the files."""
 
     matmul_unhidden: Stated
     matmul_tile: Stated
@@ -81,6 +94,12 @@ class Coefficients:
     families: tuple[Family, ...]
     fitted: Fitted
     ranges: Ranges
+    spread: Spread
+    observed: Mapping[int, Ranges]  # of a machine on which so many steps of the same model were observed, or more
+
+    def ranges_after(self, observations: int) -> Ranges:
+        """Those of a machine on which so many steps of the same model, engine and precision were observed."""
+        return next((self.observed[n] for n in sorted(self.observed, reverse=True) if n <= observations), self.ranges)
 
     @property
     def alone(self) -> Coefficients:
@@ -108,6 +127,7 @@ def coefficients(without: str = "") -> Coefficients:
     for name, entry in fitted.items():
         entry["value"] = left_out.get(name, entry["value"])
     of = left_out.get("range", ranges)
+    usual = {"engines": tuple(ranges["engines"]), "chips": tuple(ranges["chips"])}
     families = tuple(
         Family(
             name=entry["name"],
@@ -129,10 +149,35 @@ def coefficients(without: str = "") -> Coefficients:
         launch_seconds=Stated(**table["launch"]["seconds"]),
         families=families,
         fitted=Fitted(**{name: Stated(**entry) for name, entry in fitted.items()}),
-        ranges=Ranges(
-            **{name: Range(*of[name]) for name in ("dense", "moe", "unlike")},
-            engines=tuple(ranges["engines"]),
-            chips=tuple(ranges["chips"]),
-            source=ranges["source"],
-        ),
+        ranges=_ranges(of, usual, ranges["source"]),
+        **_spread(without, usual),
     )
+
+
+def _ranges(table: Mapping[str, Any], usual: Mapping[str, tuple[str, ...]], source: str) -> Ranges:
+    of = {name: Range(*table[name]) for name in ("dense", "moe", "unlike")}
+    return Ranges(**of, engines=usual["engines"], chips=usual["chips"], source=source)
+
+
+def _spread(without: str, usual: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """How far coefficients differ, and what is missed where some steps were observed."""
+    table = _table("spread")
+    of = {**table, **table["without"].get(without, {})}
+    run, source = of["spread"]["run"], table["source"]
+    return {
+        "spread": Spread({name: sd for name, sd in of["spread"].items() if name != "run"}, run, source),
+        "observed": {int(n): _ranges(each, usual, source) for n, each in of["after"].items()},
+    }
+
+
+def on(cluster: Cluster, known: Coefficients) -> Coefficients:
+    """The shipped coefficients, with a cluster's own in their place; sets that are chosen otherwise stand."""
+    own = cluster.in_a_step
+    return _with(own) if own is not None and known is coefficients() else known
+
+
+@lru_cache(maxsize=64)
+def _with(own: InAStep) -> Coefficients:
+    """One object of equal ones: what is remembered by identity is found again."""
+    shipped = coefficients()
+    return replace(shipped, fitted=replace(shipped.fitted, **dict(own.values)))

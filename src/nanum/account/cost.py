@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanum.account.coefficients import Coefficients, coefficients
+from nanum.account.coefficients import Coefficients, coefficients, on
 from nanum.account.exchanges import Corrections, modelled
 from nanum.account.grids import Grids, said_of
 from nanum.account.host import copy_seconds, host_assumptions, update_seconds
@@ -78,6 +78,7 @@ class Cost:
     _corrections: Corrections = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", on(self.cluster, self.coefficients))
         above = self._parent[0] if self._parent else None
         grids = above._grids if above else Grids(self.cluster.measured)
         corrections = above._corrections if above else Corrections(self.cluster)

@@ -104,6 +104,9 @@ def predict(
     ctx: typer.Context,
     model: flags.ModelWord,
     cluster: flags.ClusterWord,
+    observed: flags.Observed = None,
+    output: flags.ObservedOutput = None,
+    force: flags.Force = False,
     json: flags.AsJson = False,
     **said: Any,
 ) -> int:
@@ -114,18 +117,30 @@ def predict(
       nanum predict llama-3.1-8b 1x8xh100-sxm
       nanum predict llama-3.1-70b 8x8xh100-sxm --tp 8 --pp 4 --recompute full --engine megatron
       nanum predict gpt2 1x8xa100-sxm-40gb --dp-replicate 8 --dp-shard 1 --zero 0 --json
+      nanum predict llama-3.1-8b 1x8xh100-sxm --observed 71s -o lab.toml
+      nanum predict llama-3.1-8b lab.toml --tp 2 --observed 80s -o lab.toml --force
+
+    With --observed the machine's coefficients become those that are most likely, given what that step took: what moved
+    is said, and which layouts are now best. -o writes that machine, and plan, scale and predict take it as CLUSTER.
 
     dp_replicate · dp_shard · cp · tp · pp must equal the cluster's GPUs. Plain data parallel is --dp-replicate N
     --dp-shard 1.
 
     Exit code: 0 where it fits, 1 where it does not, 2 where the question cannot be asked.
     """
-    asked, layout = words.question_and_layout(model, cluster, ctx.params)
+    from nanum.cli.calibrating import answer as calibrated
+    from nanum.cli.calibrating import question
+
+    asked, layout, seen = question(model, cluster, ctx.params)
 
     from nanum.prediction import predict as answer
 
     predicted = answer(asked.model, asked.job, asked.cluster, layout, engine=asked.engine.name)
-    document: dict[str, Any] = predicted.to_dict()
+    document: dict[str, Any]
+    if seen is None:
+        document = predicted.to_dict()
+    else:
+        predicted, document = calibrated(predicted, seen)
     if not document["fits"]:
         from nanum.search import nearest
 
@@ -137,6 +152,10 @@ def predict(
         from nanum.report.terminal import print_prediction
 
         print_prediction(document, stdout_console(), asked.defaults)
+        if seen is not None:
+            from nanum.report.observed import print_observed
+
+            print_observed(document, stdout_console())
     return GOOD if document["fits"] else BAD_NEWS
 
 

@@ -220,6 +220,27 @@ OffloadFraction = Annotated[
 
 Top = Annotated[str | None, _text("--top", "N", "How many layouts to show. [10]")]
 
+Observed = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--observed",
+        metavar="TIME",
+        help="What a step of this layout really took (3.2s, 850ms): the machine is taken for what that shows. Said "
+        "again: of another run of it.",
+        show_default=False,
+    ),
+]
+ObservedOutput = Annotated[
+    str | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE.toml",
+        help="With --observed: write the machine so, as a cluster file.",
+        show_default=False,
+    ),
+]
+
 Gpus = Annotated[
     str | None,
     _text("--gpus", "N,N,…", "Counts of GPUs; beyond CLUSTER, with more of its nodes. [doubling up to all of CLUSTER]"),

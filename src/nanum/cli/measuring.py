@@ -75,14 +75,20 @@ def _check_machine(said: Words, reader: Reader) -> None:
 
 
 def _file(said: Words, reader: Reader) -> Path:
-    file = Path(said.output or "")
     if said.output is None:
         reader.reasons.append("-o FILE.toml is missing: where to write the cluster file")
-    elif file.suffix != ".toml":
-        reader.reasons.append(f"-o {cut_short(said.output)}: must end in .toml, as a cluster file does")
-    else:
-        try:
-            files.check_writable(file, force=said.force)
-        except Refused as refused:
-            reader.reasons.extend(refused.reasons)
+        return Path()
+    return cluster_file(said.output, reader, force=said.force)
+
+
+def cluster_file(output: str, reader: Reader, *, force: bool) -> Path:
+    """Where a cluster is to be written. Reasons why it cannot be are left with the reader."""
+    file = Path(output)
+    if file.suffix != ".toml":
+        reader.reasons.append(f"-o {cut_short(output)}: must end in .toml, as a cluster file does")
+        return file
+    try:
+        files.check_writable(file, force=force)
+    except Refused as refused:
+        reader.reasons.extend(refused.reasons)
     return file

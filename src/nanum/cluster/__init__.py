@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nanum.cluster.in_a_step import InAStep
 from nanum.cluster.measured import Measured, Ramp
 from nanum.cluster.quantity import Quantity, Tag
 
-__all__ = ["Chip", "Cluster", "Host", "Link", "Measured", "Quantity", "Ramp", "Tag", "load"]
+__all__ = ["Chip", "Cluster", "Host", "InAStep", "Link", "Measured", "Quantity", "Ramp", "Tag", "load"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Cluster:
     measured: Measured = field(default_factory=Measured)
     host: Host | None = None  # every cluster that is read has one
     launch_blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1: a kernel is launched when the one before it is done
+    in_a_step: InAStep | None = None  # coefficients of its own, where steps were observed on it
 
     @property
     def gpus(self) -> int:

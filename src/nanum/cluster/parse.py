@@ -31,6 +31,9 @@ A cluster file, with everything that it may hold:
     [measured]                       # kernels and exchanges over grids of sizes: see `nanum.cluster.grids`; written by
                                      # `nanum measure`
 
+    [in_a_step]                      # what steps observed on the machine say of it: see `nanum.cluster.observed`;
+                                     # written by `nanum predict --observed`
+
 A number is a text with its unit, which is then tagged assumed, "stated in" the file; or a table of `value`, `unit`,
 `tag` (datasheet, measured, assumed, derived) and `source`. Unknown keys are refused.
 """
@@ -39,6 +42,7 @@ from __future__ import annotations
 
 from nanum.cluster import Chip, Cluster, Host, Link, Quantity, Ramp
 from nanum.cluster.grids import measured
+from nanum.cluster.observed import in_a_step
 from nanum.cluster.tables import DATA, Table, chip_table, host_table, link_tables, quantity, ramp_table, read_toml
 from nanum.errors import Refused
 
@@ -70,6 +74,7 @@ def trusted(table: Table, name: str, *, where: str) -> Cluster:
         measured=measured(table.get("measured")),
         host=_host(host_table(table), where),
         launch_blocking=table.get("launch_blocking", False),
+        in_a_step=in_a_step(table.get("in_a_step"), where),
     )
     return Cluster(**{**vars(cluster), "assumptions": tuple(_assumptions(cluster))})
 
@@ -77,6 +82,11 @@ def trusted(table: Table, name: str, *, where: str) -> Cluster:
 def default_network() -> Link:
     """The link between nodes that nobody named."""
     return _link(read_toml(DATA / "inter_node.toml"), "inter_node", "inter_node.toml")
+
+
+def default_host(chip: str | None) -> Host:
+    """What a GPU has beside it where nobody says: a shipped chip's own, or the default's."""
+    return _host(host_table({"chip": {} if chip is None else chip}), "host.toml")
 
 
 def _chip(table: Table, where: str) -> Chip:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nanum.cluster.grids import AXES, SECONDS, repeated, wrong_with_grid
+from nanum.cluster.observed import coefficient, wrong_with_covariance
 from nanum.cluster.quantity import Tag
 from nanum.cluster.tables import LINK_KEYS, chip_names, link_tables, quantity, said, unknown_chip
 from nanum.errors import cut_short
@@ -174,6 +175,47 @@ class MeasuredTable(_Table):
     exchange: list[ExchangeGrid] = Field(default_factory=list)
 
 
+def _coefficient(name: str) -> AfterValidator:
+    def check(raw: Any) -> Any:
+        coefficient(name, raw, "")
+        return raw
+
+    return AfterValidator(check)
+
+
+Observed = Annotated[Any, _number(1e-6, 1e6)]
+"""Seconds of a step."""
+
+
+class ObservationTable(_Table):
+    model: Name
+    engine: Name
+    precision: Name
+    layout: Source
+    seconds: Observed
+    predicted_seconds: Observed
+
+
+class InAStepTable(_Table):
+    matmul: Annotated[Any, _coefficient("matmul")] = None
+    matmul_untabled: Annotated[Any, _coefficient("matmul_untabled")] = None
+    matmul_fp8: Annotated[Any, _coefficient("matmul_fp8")] = None
+    attention: Annotated[Any, _coefficient("attention")] = None
+    memory: Annotated[Any, _coefficient("memory")] = None
+    host_seconds: Annotated[Any, _coefficient("host_seconds")] = None
+    intra_node: Annotated[Any, _coefficient("intra_node")] = None
+    inter_node: Annotated[Any, _coefficient("inter_node")] = None
+    beside: Annotated[Any, _coefficient("beside")] = None
+    covariance: Any = Field(default_factory=dict)
+    observation: list[ObservationTable] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _a_covariance(self) -> Any:
+        if wrong := wrong_with_covariance(self.covariance):
+            raise ValueError(wrong)
+        return self
+
+
 class ClusterTable(_Table):
     name: Name | None = None
     nodes: Whole
@@ -184,6 +226,7 @@ class ClusterTable(_Table):
     inter_node: LinkTable | None = None
     host: HostTable | None = None
     measured: MeasuredTable | None = None
+    in_a_step: InAStepTable | None = None
 
 
 def reasons(table: Mapping[str, Any]) -> list[str]:

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nanum.cluster import Chip, Cluster, Link, Measured, Quantity
+from nanum.cluster import Chip, Cluster, Host, InAStep, Link, Measured, Quantity
 from nanum.cluster.grids import AXES, KEYS, SECONDS
 from nanum.cluster.measured import Grid
+from nanum.cluster.parse import default_host
 from nanum.cluster.presets import chips
 
 COLUMNS = 118
@@ -25,9 +26,12 @@ def text(cluster: Cluster) -> str:
         f"nodes = {cluster.nodes}",
         f"gpus_per_node = {cluster.gpus_per_node}",
         *([f"chip = {_string(cluster.chip.name)}"] if named else []),
+        *(["launch_blocking = true"] if cluster.launch_blocking else []),
         *_link("intra_node", cluster.intra_node),
         *_link("inter_node", cluster.inter_node),
+        *_host(cluster.host, cluster.chip.name if named else None),
         *([] if named else _chip(cluster.chip)),
+        *_in_a_step(cluster.in_a_step),
         *_measured(cluster.measured),
     ]
     return "\n".join(lines) + "\n"
@@ -45,11 +49,39 @@ def _chip(chip: Chip) -> Iterator[str]:
 
 
 def _link(tier: str, link: Link) -> Iterator[str]:
-    yield from ("", f"[{tier}]", f"name = {_string(link.name)}")
+    yield from _speeds(tier, link)
+    yield f"group_size = {link.group_size}"
+
+
+def _speeds(table: str, link: Link) -> Iterator[str]:
+    yield from ("", f"[{table}]", f"name = {_string(link.name)}")
     yield f"bandwidth = {_quantity(link.bytes_per_second, 'B/s')}"
     yield f"efficiency = {_quantity(link.efficiency, '')}"
     yield f"latency = {_quantity(link.latency_seconds, 's')}"
-    yield f"group_size = {link.group_size}"
+
+
+def _host(host: Host | None, chip: str | None) -> Iterator[str]:
+    """Where it is not what the chip brings."""
+    if host is not None and host != default_host(chip):
+        yield from _speeds("host", host.link)
+        yield f"memory_bandwidth = {_quantity(host.memory_bytes_per_second, 'B/s')}"
+
+
+def _in_a_step(own: InAStep | None) -> Iterator[str]:
+    if own is None:
+        return
+    yield from ("", "[in_a_step]")
+    for name, value in own.values:
+        yield f"{name} = {_quantity(value, 's' if name.endswith('_seconds') else '')}"
+    if own.sure:
+        yield from ("", "[in_a_step.covariance]")
+        for name, row in zip(own.sure, own.covariance, strict=True):
+            yield from _array(name, row)
+    for each in own.observations:
+        yield from ("", "[[in_a_step.observation]]")
+        yield from (f"{key} = {_string(getattr(each, key))}" for key in ("model", "engine", "precision", "layout"))
+        yield f"seconds = {_number(each.seconds)}"
+        yield f"predicted_seconds = {_number(each.predicted_seconds)}"
 
 
 def _measured(measured: Measured) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nanum import engines
-from nanum.account.coefficients import Coefficients, Range, coefficients
+from nanum.account.coefficients import Coefficients, Range, Ranges, coefficients, on
 from nanum.account.cost import Cost
 from nanum.account.memory import moment, peak
 from nanum.account.rank_time import RankTimes, rank_times
@@ -102,6 +102,15 @@ class Prediction:
     engine: Engine
     coefficients: Coefficients = field(default_factory=coefficients)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficients", on(self.cluster, self.coefficients))
+
+    def by(self, known: Coefficients) -> Prediction:
+        """The same by other coefficients; its Program is not built again."""
+        other = replace(self, coefficients=known)
+        vars(other)["steps"] = self.steps  # where a cached property is kept
+        return other
+
     # --- the Program --------------------------------------------------------------------------------------------------
     @cached_property
     def steps(self) -> tuple[Step | RankStep, ...]:
@@ -172,7 +181,14 @@ class Prediction:
     def range(self) -> Range:
         """Least and most of the step, over it."""
         experts = any(isinstance(kind.mlp, Experts) for kind in self.model.kinds)
-        return self.coefficients.ranges.of(self.engine.name, self.cluster.chip.name, experts=experts)
+        return self._ranges.of(self.engine.name, self.cluster.chip.name, experts=experts)
+
+    @property
+    def _ranges(self) -> Ranges:
+        """Those of what was observed of this model on this cluster."""
+        own = self.cluster.in_a_step
+        seen = own.seen(self.model.name, self.engine.name, self.job.precision) if own else 0
+        return self.coefficients.ranges_after(seen)
 
     @cached_property
     def time(self) -> Time:
@@ -267,17 +283,26 @@ class Prediction:
     def assumptions(self) -> list[dict[str, Any]]:
         self._timed  # noqa: B018 - the cost lists what it has been asked for
         capacity = self.cluster.chip.memory_bytes
-        ranges, spread = self.coefficients.ranges, self.range
+        ranges, spread = self._ranges, self.range
         stated = [
             ("device memory", capacity.value, "bytes", capacity.tag, capacity.source),
             ("least of the step's range, over the step", spread.low, "ratio", "derived", ranges.source),
             ("most of the step's range, over the step", spread.high, "ratio", "derived", ranges.source),
             ("counts of parameters, exchanges and memory", None, "", "derived", "read off the Program"),
+            *self._observed,
         ]
         keys = ("what", "value", "unit", "tag", "source")
         mine = [dict(zip(keys, each, strict=True)) for each in stated]
         beyond = [{**asdict(term), "tag": "assumed"} for term in self.worst.terms]
         return [*beyond, *mine, *self.cost.assumptions()]
+
+    @property
+    def _observed(self) -> list[tuple[Any, ...]]:
+        own = self.cluster.in_a_step
+        return [
+            (f"step of {e.model}, {e.layout}, {e.engine}, {e.precision}", e.seconds, "seconds", "measured", "observed")
+            for e in (own.observations if own else ())
+        ]
 
     def to_dict(self, *, communication: bool = True) -> dict[str, Any]:
         """The answer as one document, of plain Python values; without its ledger where that is not asked for."""

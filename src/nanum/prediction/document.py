@@ -61,6 +61,10 @@ OF_STACKS = (
     "flash kernels of scores with a bias of the distance: self-attention runs eager kernels, its softmax in fp32",
 )
 OF_STACKS_REGATHERED = ("the table of the vocabulary, which DeepSpeed's ZeRO-3 gathers once more for the decoder",)
+OF_OTHER_STEPS = (
+    "what steps of other models, engines or precisions say of this one: those that were observed here were such, and "
+    "published runs were no better predicted for that",
+)
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 
 
@@ -92,7 +96,7 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
         "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction},
         "throughput": p.throughput,
         "assumptions": p.assumptions,
-        "unmodelled": [*p.model.left_out, *of_stacks(p), *unmodelled(p.layout, p.job)],
+        "unmodelled": [*p.model.left_out, *of_stacks(p), *of_other_steps(p), *unmodelled(p.layout, p.job)],
     }  # fmt: skip
 
 
@@ -102,6 +106,13 @@ def of_stacks(p: Prediction) -> tuple[str, ...]:
         return ()
     again = p.engine.data_parallel == "partitioned" and p.layout.structure.zero == 3
     return (*OF_STACKS, *(OF_STACKS_REGATHERED if again else ()))
+
+
+def of_other_steps(p: Prediction) -> tuple[str, ...]:
+    """What an answer about a machine takes for granted on which only steps of something else were observed."""
+    own = p.cluster.in_a_step
+    unlike = own is not None and own.observations and not own.seen(p.model.name, p.engine.name, p.job.precision)
+    return OF_OTHER_STEPS if unlike else ()
 
 
 def unmodelled(layout: Layout, job: Job) -> list[str]:

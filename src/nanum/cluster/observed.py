@@ -1,0 +1,93 @@
+"""The [in_a_step] table of a cluster file: what steps that were observed on the machine say of its coefficients.
+
+    [in_a_step]                      # what a matmul, … does in a step over what it does alone, and a launch's seconds;
+                                     # what is left out is as shipped (`data/measured/fitted.toml`)
+    matmul = { value = 0.85, tag = "derived", source = "observed: …" }
+    host_seconds = { value = 2.9e-05, unit = "s", tag = "derived", source = "…" }
+
+    [in_a_step.covariance]           # of their natural logarithms, for further observations to go on from; columns are
+    matmul = [0.0031, 0.0]           # in the order of the rows; what has no row is as unsure as any machine's
+    host_seconds = [0.0, 0.0019]
+
+    [[in_a_step.observation]]        # a step that was observed; what the range of predictions rests on
+    model = "llama-3.1-70b"
+    engine = "megatron"
+    precision = "bf16"
+    layout = "dp_shard 8 · tp 8"     # in words, for people
+    seconds = 3.2
+    predicted_seconds = 3.6          # as it was before
+
+`nanum predict … --observed 3.2s -o FILE.toml` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from nanum.cluster.in_a_step import LIMITS, NAMES, PHYSICAL, InAStep, Observation
+from nanum.cluster.quantity import Quantity
+from nanum.cluster.tables import quantity, said
+
+Table = Mapping[str, Any]
+
+MOST_VARIANCE = 25.0
+"""Of a logarithm: beyond e to the fifth, either way, nothing is known."""
+
+
+def coefficient(name: str, raw: Any, where: str) -> Quantity:
+    """A coefficient's number. Raises ValueError saying what is wrong with it."""
+    found = quantity(raw, "seconds" if name.endswith("_seconds") else "ratio", where)
+    least, most = LIMITS[name]
+    if not least <= found.value <= most:
+        why = ": nothing is faster in a step than alone" if most == PHYSICAL and found.value > most else ""
+        raise ValueError(f"{found.value:g} is not from {least:g} to {most:g}{why}")
+    return found
+
+
+def in_a_step(table: Table | None, where: str) -> InAStep | None:
+    """What a file's [in_a_step] table says, known to be good."""
+    if table is None:
+        return None
+    rows = table.get("covariance", {})
+    return InAStep(
+        tuple((name, coefficient(name, table[name], where)) for name in NAMES if name in table),
+        tuple(rows),
+        tuple(tuple(map(float, row)) for row in rows.values()),
+        tuple(
+            Observation(
+                **{key: each[key] for key in ("model", "engine", "precision", "layout")},
+                seconds=float(each["seconds"]),
+                predicted_seconds=float(each["predicted_seconds"]),
+            )
+            for each in table.get("observation", ())
+        ),
+    )
+
+
+def wrong_with_covariance(rows: Any) -> str | None:
+    """What keeps named rows of numbers from being a covariance; None where nothing does."""
+    if not isinstance(rows, dict):
+        return f"covariance = {said(rows)} is not a table"
+    if unknown := [name for name in rows if name not in LIMITS]:
+        return f"covariance: no coefficient {said(unknown[0])} (there are {', '.join(NAMES)})"
+    for name, row in rows.items():
+        if not isinstance(row, list) or len(row) != len(rows) or not all(map(_is_number, row)):
+            return f"covariance.{name} is not a list of {len(rows)} numbers, one for each row"
+    from numpy import array, linalg
+
+    found = array([*rows.values()], dtype=float)
+    if not rows:
+        return None
+    if abs(found - found.T).max() > 1e-9 * abs(found).max():
+        return "covariance is not symmetric"
+    if not (found.diagonal().min() > 0 and found.diagonal().max() <= MOST_VARIANCE):
+        return f"covariance: a variance is not above 0 and at most {MOST_VARIANCE:g}"
+    if linalg.eigvalsh(found).min() < -1e-9 * found.diagonal().max():
+        return "covariance is none: some mixture of the coefficients has a variance below 0"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
