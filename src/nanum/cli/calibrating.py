@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanum.cli import words
 from nanum.cli.measuring import cluster_file
+from nanum.cli.reader import Flags, Reader
 from nanum.errors import Refused, cut_short
 from nanum.layout import Layout
 from nanum.units import parse
@@ -33,9 +34,9 @@ class Observed:
         return sum(self.runs) / len(self.runs)
 
 
-def question(model: str, cluster: str, flags: words.Flags) -> tuple[words.Question, Layout, Observed | None]:
+def question(model: str, cluster: str, flags: Flags) -> tuple[words.Question, Layout, Observed | None]:
     """Read what `predict` asks. Raises Refused with every reason."""
-    reader = words.Reader({})
+    reader = Reader({})
     observed = _observed(flags, reader)
     try:
         asked, layout = words.question_and_layout(model, cluster, flags)
@@ -46,7 +47,7 @@ def question(model: str, cluster: str, flags: words.Flags) -> tuple[words.Questi
     return asked, layout, observed
 
 
-def _observed(flags: words.Flags, reader: words.Reader) -> Observed | None:
+def _observed(flags: Flags, reader: Reader) -> Observed | None:
     said: Any = flags.get("observed") or ()
     output, force = flags.get("output"), bool(flags.get("force"))
     runs = [seconds for word in said if (seconds := _seconds(str(word), reader)) is not None]
@@ -62,7 +63,7 @@ def _observed(flags: words.Flags, reader: words.Reader) -> Observed | None:
     return Observed(tuple(runs), file, force) if runs else None
 
 
-def _seconds(word: str, reader: words.Reader) -> float | None:
+def _seconds(word: str, reader: Reader) -> float | None:
     """A step's seconds; None, and why, where they are none."""
     try:
         seconds = parse(word, "seconds")
