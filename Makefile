@@ -35,7 +35,7 @@ test-all: lint ## and what takes longer
 bench: $(DEV) ## how fast the readers are, a plan from a cold start, and predicted beside measured steps (minutes)
 	@$(BIN)/python -m bench
 
-calibrate: $(DEV) ## fit the coefficients of step times on the published runs again (minutes); writes data/measured/fitted.toml
+calibrate: $(DEV) ## fit the coefficients of step times on the published runs again (minutes); writes data/measured/fitted.toml and spread.toml
 	@$(BIN)/python -m bench calibrate
 
 wheel: $(LIGHT) ## build dist/nanum-*.whl

@@ -46,9 +46,8 @@ def observed(c: Calibration, implied: Implied, file: str | None, runs: tuple[flo
         "after": _time(c.after),
         "least_seconds": c.least_seconds,
         "coefficients": _coefficients(c),
-        "notes": c.notes,
+        "notes": [*c.notes, *(f"the best layouts are not sought: {why}" for why in implied.refused)],
         "best": [_place(place) for place in implied.places],
-        "best_refused": list(implied.refused),
         "reordered": implied.reordered,
         "file": file,
     }

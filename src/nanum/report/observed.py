@@ -51,11 +51,8 @@ def _coefficient(one: Document) -> Row:
 
 def _implied(found: Document, console: Console) -> None:
     title(console, "What that implies: the best layouts of this job")
-    if found["best_refused"]:
-        print_list(console, "None is sought", found["best_refused"])
-        return
     if not found["best"]:
-        say(console, "none fits this cluster")
+        say(console, "none that a plan tries fits this cluster")
         return
     rows = [
         (
