@@ -2,8 +2,9 @@
 
 One run is taken as the step that a user observed, and others are predicted by what that says of the machine, from
 coefficients that never saw the source: other layouts and batches of the same model, machine and software, and runs of
-its other models. Each run is taken once alone, and once with two others after it. What is learned is of steps that are
-linear in the logarithms of the coefficients, as in the first of the command's rounds; what that predicts is exact.
+its other models. Beside it stands what one would do by hand: scale all by observed over predicted. Each run is taken
+once alone, and once with two others after it. What is learned is of steps that are linear in the logarithms of the
+coefficients, as in the first of the command's rounds; what that predicts is exact.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from nanum.validate.rows import tells_launches
 
 HEAD = (
     "source", "runs", "mean error", "1 seen", "3 seen", "bias", "1 seen", "3 seen", "it helped", "in range", "1 seen",
-    "3 seen", "warned", "others", "1 seen",
+    "3 seen", "warned", "others", "1 seen", "scaled",
 )  # fmt: skip
 
 
@@ -141,6 +142,7 @@ def _row(
     one: dict[int, list[tuple[float, float, bool]]] = {}
     several: dict[int, list[tuple[float, bool]]] = {}
     elsewhere: dict[int, list[tuple[float, float]]] = {}
+    scaled: dict[int, list[tuple[float]]] = {}
     for j, run in enumerate(runs):
         if run.source != name:
             continue
@@ -153,6 +155,8 @@ def _row(
         for place, i in enumerate(among):
             ratio = t.after[place] / run.seconds
             if i in same:
+                by_hand = t.before * runs[i].seconds / told[i].before
+                scaled.setdefault(i, []).append((by_hand / run.seconds - 1,))
                 one.setdefault(i, []).append((ratio - 1, error, _in(1 / ratio, t.ranges[1])))
                 if said[i].several is not None and j not in said[i].with_it:
                     ratio = t.after_several[place] / run.seconds
@@ -166,7 +170,7 @@ def _row(
         np.mean(np.abs(before)), _median(one), _median(several),
         np.mean(before), _median(one, signed=True), _median(several, signed=True),
         np.mean(helped), np.mean(covered), _mean_last(one), _mean_last(several), np.mean(far),
-        _median({i: [(e,) for _, e in each] for i, each in elsewhere.items()}), _median(elsewhere),
+        _median({i: [(e,) for _, e in each] for i, each in elsewhere.items()}), _median(elsewhere), _median(scaled),
     )  # fmt: skip
 
 
