@@ -43,7 +43,7 @@ def covers(row: str, leaf: str) -> bool:
 @pytest.mark.parametrize(
     "argv",
     [
-        ["predict", "llama-3.1-8b", "2x8xh100-sxm", "--tp", "2", "--pp", "2", "--observed", "20s"],  # far off, and a note
+        ["predict", "llama-3.1-8b", "2x8xh100-sxm", "--tp", "2", "--pp", "2", "--observed", "20s"],  # noted as far off
         ["plan", "llama-3.1-8b", "1x8xh100-sxm", "--top", "2"],  # of whose layouts some are too large
         [
             "scale",
