@@ -119,6 +119,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         parks="layer ahead",  # --cpu-offloading-num-layers, all but two
         fp8="kept" if job.precision == "fp8" else "none",  # Transformer Engine, module/linear.py
         fp8_gather=fp8_gather(job, structure),
+        fp8_exchanges=True,  # Transformer Engine, distributed.py: `gather_along_first_dim` with a quantizer
         backward_reshards=True,  # Megatron-FSDP
         values_are_views=False,  # multi_latent_attention.py makes them contiguous
         expert_weights="inside",  # moe_utils and experts.py: probabilities go along, and scale the activation

@@ -21,8 +21,10 @@ from nanum.program import Collective, Compute
 from nanum.sharding import Split, Tensor, places
 
 
-def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
-    """`x` in fp8, as a product reads it: what is `known` to have been quantized is not quantized again."""
+def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor], *, sent: bool = False) -> Tensor:
+    """`x` in fp8, as a product reads it: what is `known` to have been quantized is not quantized again. Ranks agree on
+    the scale of what is `sent`, and on that of any DTensor.
+    """
     if x.category == "params" and x.dtype == "fp8":
         turned = t.phase == "backward" and t.conventions.fp8 == "remade"
         return turned_round(t, x) if turned else x
@@ -31,7 +33,8 @@ def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
     if x not in known or x.category == "params":
         out = known[x] = x.like(name="quantize", size=None, dtype="fp8")
         moved = _moved_bytes(t, x, out)
-        _agree_on_scale(t, x)
+        if sent or t.conventions.dtensor:
+            _agree_on_scale(t, x)
         t.record("quantize", (x,), (out,), Compute("quantize", t.phase, 0.0, moved, t.dtype))
     return known[x]
 
@@ -49,17 +52,18 @@ def for_other_product(t: Recorder, small: Tensor, gradient: Tensor) -> Tensor:
 
 
 def sent_quantized(t: Recorder, x: Tensor, goal: Split, known: dict[Tensor, Tensor]) -> Tensor:
-    """`x` as it is gathered for a product, if it is: in fp8 where the engine exchanges that (torchao,
-    float8_tensor_parallel.py: `PrepareFloat8ModuleInput`, `NoopFwToFloat8BwDynamic`). It is what autograd keeps.
+    """`x` as it is gathered for a product, if it is: in fp8 where the engine exchanges that. It is what autograd keeps
+    (torchao, float8_tensor_parallel.py: `PrepareFloat8ModuleInput`, `NoopFwToFloat8BwDynamic`; Transformer Engine,
+    distributed.py: `_all_gather_fp8`).
     """
     gathers = places(x.split).keys() - places(goal).keys()
     if not t.conventions.fp8_exchanges or x.category == "params" or x.partial or not gathers:
         return x
-    return quantized(t, x, known)
+    return quantized(t, x, known, sent=True)
 
 
 def _agree_on_scale(t: Recorder, x: Tensor) -> None:
-    """Ranks that each have a part of a DTensor quantize it by the largest value of all parts."""
+    """Ranks that each have a part quantize it by the largest value of all parts."""
     if t.conventions.fp8_exchanges and x.category != "params" and "tp" in places(x.split):
         scale = Tensor("scale", (), {}, "fp32", category="buffers", size=ITEMSIZE["fp32"])
         node = collective(t.shapes, "all_reduce", ("tp",), scale, scale, t.phase, "scales")
