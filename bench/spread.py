@@ -190,8 +190,8 @@ def _unlikely(group: Group, deviations: np.ndarray) -> float:
     return float(unlikely[~np.eye(len(prior), dtype=bool)].mean())
 
 
-def _held(fit: np.ndarray) -> tuple[Belief, float]:
-    return replace(belief(coefficients()), covariance=np.diag(np.exp(2 * fit[:-1]))), float(np.exp(fit[-1]))
+def _held(fit: np.ndarray, source: str) -> tuple[Belief, float]:
+    return replace(belief(coefficients(source)), covariance=np.diag(np.exp(2 * fit[:-1]))), float(np.exp(fit[-1]))
 
 
 def _after(groups: list[Group], fits: Mapping[str, np.ndarray], many: int) -> Missed:
@@ -199,7 +199,7 @@ def _after(groups: list[Group], fits: Mapping[str, np.ndarray], many: int) -> Mi
     rng = np.random.default_rng(SEED)
     out: list[tuple[np.ndarray, str, bool]] = []
     for group in groups:
-        held, run = _held(fits[group.source])
+        held, run = _held(fits[group.source], group.source)
         runs = np.arange(len(group.residual))
         if len(runs) <= many:
             continue

@@ -244,6 +244,21 @@ def test_a_number_that_is_none(tmp_path, bandwidth, said):
     assert said in reason
 
 
+def test_a_link_of_one_s_own_is_not_filled_as_the_chip_s(tmp_path):
+    """Neither by its messages, nor by a switch; and what an efficiency has of the switch is not had twice."""
+    file = tmp_path / "own.toml"
+    head = 'nodes = 1\ngpus_per_node = 8\nchip = "h200-sxm"\n[intra_node]\n'
+    for own, ramp, switch in (
+        ('latency = "3 us"\n', True, True),
+        ('bandwidth = "450 GB/s"\n', True, True),
+        ("efficiency = 0.9\n", True, False),
+        ('bandwidth = "64 GB/s"\n', False, False),
+    ):
+        file.write_text(head + own)
+        link = cluster.load(str(file)).intra_node
+        assert (link.ramp is not None, bool(link.ramp and link.ramp.in_switch)) == (ramp, switch), own
+
+
 def test_launches_that_block_are_stated(tmp_path):
     file = tmp_path / "slow.toml"
     text = 'nodes = 1\ngpus_per_node = 8\nchip = "a100-sxm-80gb"\n'

@@ -161,15 +161,12 @@ def test_nothing_moves_where_all_was_measured(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_plan_ranks_by_the_machine_as_it_was_observed() -> None:
-    """Exact times are a prediction's, and no bound is above its layout's."""
+    """Exact times are a prediction's."""
     cluster = slower().cluster
     found = plan(load_model(MODEL), Job(4096, 64), cluster, "megatron", top=3)
     for engine, candidate in found.candidates[:3]:
         p = Prediction(load_model(MODEL), Job(4096, 64), cluster, candidate.layout, engine)
         assert candidate.step_seconds == pytest.approx(seconds_of(p), rel=1e-9)
-    exact = {candidate.layout: candidate.step_seconds for _, candidate in found.candidates}
-    bounds = [float(r.bound_seconds.min()) for _, r in found.read if len(r.bound_seconds)]
-    assert min(bounds) <= min(exact.values()) * (1 + 1e-9)
 
 
 def test_layouts_lose_what_they_rest_on() -> None:

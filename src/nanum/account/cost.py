@@ -312,12 +312,13 @@ class Cost:
                 (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency, "ratio"),
                 (f"{link.name} latency of a hop", link.latency_seconds, "seconds"),
             ]
-            if (ramp := link.ramp) and not self.cluster.measured.exchanges:
-                bytes_stated = f"{len(ramp.payload_bytes)} sizes: {ramp.source}"
-                filled = Stated(max(ramp.excess), ramp.tag, bytes_stated)
-                stated.append(
-                    (f"{link.name}, most that messages of some size take over latency and bandwidth", filled, "ratio")
-                )
+            if ramp := link.ramp:
+                filled = Stated(max(ramp.excess), ramp.tag, f"{len(ramp.payload_bytes)} sizes: {ramp.source}")
+                stated.append((f"{link.name}, most of some size over latency and bandwidth", filled, "ratio"))
+            if ramp and ramp.in_switch:
+                ranks, faster = ramp.in_switch[-1]
+                switch = Stated(faster, ramp.tag, ramp.source)
+                stated.append((f"{link.name}, all-reduce of {ranks} in the switch over a ring's", switch, "ratio"))
             if not self.cluster.measured.exchanges:
                 fitted = self.coefficients.fitted
                 inside = link is self.cluster.intra_node

@@ -93,7 +93,7 @@ class Corrections:
         return np.where(nodes > 1, outside, inside * self._excess(kind, bytes_of_call))
 
     def _excess(self, kind: str, bytes_of_call: Quantity) -> Quantity:
-        """Of a call inside a node, over `modelled`, where nothing was measured."""
+        """Of a call inside a node, over `modelled`: by the ramp of its link."""
         ramp = self.cluster.intra_node.ramp
         if ramp is None or kind in NEIGHBOUR:
             return 1.0

@@ -179,7 +179,7 @@ def _notes(c: Calibration) -> Iterator[str]:
     if at_bound := c.at_bound:
         yield (
             f"at {'their bounds' if len(at_bound) > 1 else 'its bound'}: {', '.join(at_bound)}; nothing is faster in a "
-            "step than alone"
+            "step than alone, nor beyond what any machine could be"
         )
     if c.before.cluster.measured:
         yield "what was measured on the cluster stands; coefficients stand in for the rest alone, and only they move"

@@ -87,6 +87,9 @@ def cluster_file(output: str, reader: Reader, *, force: bool) -> Path:
     if file.suffix != ".toml":
         reader.reasons.append(f"-o {cut_short(output)}: must end in .toml, as a cluster file does")
         return file
+    if not file.stem.isprintable():  # it would be the cluster's name, which no file may have
+        reader.reasons.append(f"-o {cut_short(repr(output))}: its name has characters that cannot be printed")
+        return file
     try:
         files.check_writable(file, force=force)
     except Refused as refused:

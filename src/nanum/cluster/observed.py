@@ -23,7 +23,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from nanum.cluster.in_a_step import LIMITS, NAMES, PHYSICAL, InAStep, Observation
@@ -90,4 +89,4 @@ def wrong_with_covariance(rows: Any) -> str | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

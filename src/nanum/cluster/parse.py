@@ -6,7 +6,7 @@ A cluster file, with everything that it may hold:
     nodes = 4
     gpus_per_node = 8                # one NVLink domain
     chip = "h100-sxm"                # one that `nanum clusters` lists, or a [chip] table of one's own
-    launch_blocking = false          # true where CUDA_LAUNCH_BLOCKING=1 is set: no kernel is launched beside another
+    launch_blocking = false          # true where CUDA_LAUNCH_BLOCKING=1 is set: no kernel is launched while one runs
 
     [inter_node]                     # what is left out here is the default link's, and listed as assumed
     name = "InfiniBand NDR"
@@ -120,7 +120,8 @@ def _ramp(named: Table | None) -> Ramp | None:
     if named is None:
         return None
     table = ramp_table(named["of"])
-    switch = table.get("in_switch", {"ranks": (), "faster": ()})
+    none: Table = {"ranks": (), "faster": ()}
+    switch = table.get("in_switch", none) if named.get("in_switch", True) else none
     return Ramp(
         table["ranks"],
         tuple(map(float, table["payload_bytes"])),

@@ -52,7 +52,18 @@ def link_tables(table: Table) -> tuple[Table, Table]:
     """The links in a node and between nodes, as tables: the user's keys over the chip's and over the default's."""
     of_chip = chip_table(table["chip"]).get("intra_node", {}) if isinstance(table["chip"], str) else {}
     between = read_toml(DATA / "inter_node.toml")
-    return {**of_chip, **table.get("intra_node", {})}, {**between, **table.get("inter_node", {})}
+    intra_node = {**of_chip, **table.get("intra_node", {})}
+    if not _same(of_chip, intra_node, "bandwidth", "bytes_per_second"):  # another link, which is filled its own way
+        intra_node.pop("ramp", None)
+    elif "ramp" in intra_node and not _same(of_chip, intra_node, "efficiency", "ratio"):
+        # It may be that of an all-reduce, which the switch has made faster already.
+        intra_node["ramp"] = {**intra_node["ramp"], "in_switch": False}
+    return intra_node, {**between, **table.get("inter_node", {})}
+
+
+def _same(a: Table, b: Table, key: str, dimension: Dimension) -> bool:
+    """Do two links state one number? Where either states none, no."""
+    return key in a and key in b and quantity(a[key], dimension, "").value == quantity(b[key], dimension, "").value
 
 
 def ramp_table(name: str) -> Table:

@@ -21,9 +21,9 @@ from nanum.program import Collective, Compute
 from nanum.sharding import Split, Tensor, places
 
 
-def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor], *, sent: bool = False) -> Tensor:
-    """`x` in fp8, as a product reads it: what is `known` to have been quantized is not quantized again. Ranks agree on
-    the scale of what is `sent`, and on that of any DTensor.
+def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
+    """`x` in fp8, as a product reads it: what is `known` to have been quantized is not quantized again. Ranks that each
+    have a part of a DTensor agree on its scale.
     """
     if x.category == "params" and x.dtype == "fp8":
         turned = t.phase == "backward" and t.conventions.fp8 == "remade"
@@ -33,7 +33,7 @@ def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor], *, sent: bool
     if x not in known or x.category == "params":
         out = known[x] = x.like(name="quantize", size=None, dtype="fp8")
         moved = _moved_bytes(t, x, out)
-        if sent or t.conventions.dtensor:
+        if t.conventions.dtensor:
             _agree_on_scale(t, x)
         t.record("quantize", (x,), (out,), Compute("quantize", t.phase, 0.0, moved, t.dtype))
     return known[x]
@@ -59,11 +59,13 @@ def sent_quantized(t: Recorder, x: Tensor, goal: Split, known: dict[Tensor, Tens
     gathers = places(x.split).keys() - places(goal).keys()
     if not t.conventions.fp8_exchanges or x.category == "params" or x.partial or not gathers:
         return x
-    return quantized(t, x, known, sent=True)
+    return quantized(t, x, known)
 
 
 def _agree_on_scale(t: Recorder, x: Tensor) -> None:
-    """Ranks that each have a part quantize it by the largest value of all parts."""
+    """Ranks quantize their parts by the largest value of all. (Transformer Engine does so of current scaling alone:
+    delayed scaling has one exchange a pass, blocks have their own scales.)
+    """
     if t.conventions.fp8_exchanges and x.category != "params" and "tp" in places(x.split):
         scale = Tensor("scale", (), {}, "fp32", category="buffers", size=ITEMSIZE["fp32"])
         node = collective(t.shapes, "all_reduce", ("tp",), scale, scale, t.phase, "scales")

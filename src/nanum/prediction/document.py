@@ -96,7 +96,7 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
         "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction},
         "throughput": p.throughput,
         "assumptions": p.assumptions,
-        "unmodelled": [*p.model.left_out, *of_stacks(p), *of_other_steps(p), *unmodelled(p.layout, p.job)],
+        "unmodelled": [*p.model.left_out, *of_stacks(p), *of_other_steps(p), *unmodelled(p.layout, p.job, p.cluster)],
     }  # fmt: skip
 
 
@@ -115,7 +115,13 @@ def of_other_steps(p: Prediction) -> tuple[str, ...]:
     return OF_OTHER_STEPS if unlike else ()
 
 
-def unmodelled(layout: Layout, job: Job) -> list[str]:
+OF_BLOCKED_LAUNCHES = (
+    "exchanges that run beside no kernel, since launches block: they are taken to run beside what the engine starts "
+    "them beside",
+)
+
+
+def unmodelled(layout: Layout, job: Job, cluster: Cluster) -> list[str]:
     """What an answer about this layout leaves out."""
     of_context = OF_CONTEXT_PARALLEL if layout.cp > 1 else ()
     of_ring = OF_A_RING if layout.structure.cp_kind == "ring" else ()
@@ -128,6 +134,7 @@ def unmodelled(layout: Layout, job: Job) -> list[str]:
     return [
         *alone,
         *UNMODELLED,
+        *(OF_BLOCKED_LAUNCHES if cluster.launch_blocking else ()),
         *of_context,
         *of_ring,
         *of_nodes,

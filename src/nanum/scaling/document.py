@@ -46,7 +46,7 @@ def document(scaling: Scaling) -> dict[str, Any]:
         "rejected": [_rejected(each) for curve in curves for each in curve.rejected],
         "capacity_bytes": int(q.cluster.chip.memory_bytes.value),
         "assumptions": [] if largest is None else largest.assumptions,
-        "unmodelled": [*q.model.left_out, *([] if largest is None else unmodelled(largest.layout, q.job))],
+        "unmodelled": [*q.model.left_out, *([] if largest is None else unmodelled(largest.layout, q.job, q.cluster))],
     }
 
 

@@ -95,7 +95,7 @@ _TITAN_2025 = replace(
     _TITAN,
     engine=TENSORWISE,
     assumed=(
-        "today's torchtitan, where it was 2025's, but for fp8 by tensors, which it has no more",
+        "today's torchtitan, where it was 2025's; of then, fp8 by tensors, which it has no more",
         *_TITAN.assumed[:1],
     ),
 )
