@@ -5,7 +5,8 @@ standard deviations of the coefficients' logarithms, and of a run's own residual
 group are most likely, given one (each source alike, each group by the root of its runs; residuals of Student's t, so
 that odd runs do not widen all). Residuals and slopes are by coefficients that never saw the source. What is missed
 after one step was observed, and after three, are the ranges of a machine that was: such percentiles, each source alike,
-as hold four of five runs of a source that had no part in them, in the mean over sources; and no wider than before.
+as hold four of five runs of a source that had no part in them, in the mean over sources; and no wider than before. How
+much lies beyond them is one number for all sources, chosen so: that mean is no test, each source's own share is.
 """
 
 from __future__ import annotations

@@ -383,9 +383,15 @@ def questions() -> list[Question]:
 
 
 QUESTIONS = questions()
+IN_FP8 = [replace(q, job=replace(q.job, precision="fp8")) for q in QUESTIONS[:2]]
+BLOCKING = [replace(q, cluster=replace(q.cluster, launch_blocking=True)) for q in QUESTIONS[2:4]]
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: f"{q.engine.name}-{q.cluster.name}")
+@pytest.mark.parametrize(
+    "question",
+    [*QUESTIONS, *IN_FP8, *BLOCKING],
+    ids=lambda q: f"{q.engine.name}-{q.cluster.name}-{q.job.precision}{'-blocking' * q.cluster.launch_blocking}",
+)
 def test_the_bound_never_exceeds_the_exact_step(question: Question) -> None:
     ranked, _ = read(question, candidates(question.model, question.job, question.cluster, question.engine).groups)
     assert sum(len(r.group) for r in ranked) > 50

@@ -42,6 +42,7 @@ def from_nccl_tests(paths: list[Path], base: Cluster, name: str, *, sized: bool)
         intra_node=_within(base.intra_node, logs.exchanges),
         inter_node=_between(base.inter_node, logs.exchanges),
         measured=replace(base.measured, exchanges=tuple(found.values())),
+        in_a_step=None,  # steps were observed over what was known of the links before
     )
 
 
