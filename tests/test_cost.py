@@ -158,6 +158,14 @@ def test_unlisted_chips_are_of_the_first_family():
 # Kernels.
 
 
+def test_fp8_with_scales_of_rows_is_slower():
+    one = dataclasses.replace(matmul(8192, 8192, 8192, "fp8"), element_bytes=0)
+    node = Cost(load_cluster("1x8xh100-sxm"), LAYOUT)
+    rows = node.compute_seconds(dataclasses.replace(one, by_rows=True))
+    assert node.compute_seconds(one) / rows == pytest.approx(coefficients().matmul_by_rows.value)
+    assert any("scales of rows" in entry["what"] for entry in node.assumptions())
+
+
 def test_a_large_matmul_runs_at_the_sustained_rate_and_small_ones_slower():
     cost, family = Cost(cluster(), Layout()), coefficients().family("a100-sxm-80gb")
     sustained = 271.2e12 * family.matmul.value * coefficients().fitted.matmul.value

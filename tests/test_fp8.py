@@ -177,6 +177,13 @@ def test_what_tensor_parallelism_gathers_for_linear_layers_is_of_a_byte() -> Non
     assert all(t.payload_bytes == 4 * t.calls for t in scales.values())
 
 
+def test_products_by_rows_are_of_today_s_torchtitan_alone() -> None:
+    for engine, rows in (("torchtitan", True), ("torch", False), ("megatron", False)):
+        products = [n for n in kernels(parts(engine, "fp8").bodies.layers[0]) if n.shape and n.dtype == "fp8"]
+        assert products
+        assert {n.by_rows for n in products} == {rows}, engine
+
+
 def test_today_s_torchtitan_gathers_activations_in_high_precision() -> None:
     """components/quantization/float8.md: with rowwise scaling, all communication is."""
     found = traffic(with_tp(engines.load("torchtitan"), "fp8"))

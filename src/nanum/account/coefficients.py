@@ -90,6 +90,7 @@ class Coefficients:
     matmul_unhidden: Stated
     matmul_tile: Stated
     matmul_best_fraction: Stated
+    matmul_by_rows: Stated
     launch_seconds: Stated
     families: tuple[Family, ...]
     fitted: Fitted
@@ -146,6 +147,7 @@ def coefficients(without: str = "") -> Coefficients:
         matmul_unhidden=Stated(**table["matmul"]["unhidden"]),
         matmul_tile=Stated(**table["matmul"]["tile"]),
         matmul_best_fraction=Stated(**table["matmul"]["best_fraction"]),
+        matmul_by_rows=Stated(**table["matmul"]["by_rows"]),
         launch_seconds=Stated(**table["launch"]["seconds"]),
         families=families,
         fitted=Fitted(**{name: Stated(**entry) for name, entry in fitted.items()}),

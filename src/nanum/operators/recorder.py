@@ -128,7 +128,8 @@ class Recorder:
         kernel = Compute(
             name, self._phase, flops, moved, dtype or self.dtype, shape,
             self.conventions.attention_library if attention else "", operands,
-            products=products, launches=launches, calls=self.conventions.calls,
+            products=products, by_rows=dtype == "fp8" and bool(shape) and self.conventions.fp8_by_rows,
+            launches=launches, calls=self.conventions.calls,
             element_bytes=element_bytes or ITEMSIZE[self.dtype],
         )  # fmt: skip
         self.record(name, (*reads, *holds), writes, kernel)
