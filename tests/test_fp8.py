@@ -261,7 +261,7 @@ def test_megatron_keeps_and_gathers_weights_of_a_byte() -> None:
     [
         ("torchtitan", 3, "fp8", "--fp8-gather is not in torchtitan any more: its recipes scale by rows"),
         ("accelerate", 3, "bf16", "--fp8-gather is not in accelerate; torch"),
-        ("torch", 3, "bf16", "is of the linear layers of --precision fp8, which is bf16"),
+        ("torch", 3, "bf16", "is of linear layers in fp8, and --precision is bf16"),
         ("torch", 1, "fp8", "FSDP2 is what gathers weights"),
         ("megatron", 3, "fp8", "--fp8-param-gather is of the distributed optimizer"),
     ],

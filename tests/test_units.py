@@ -36,6 +36,10 @@ def test_parse(text, dimension, value):
 @pytest.mark.parametrize(
     ("text", "dimension", "said"),
     [
+        ("3,2 s", "seconds", "a comma groups three digits"),
+        ("450,50 GB/s", "bytes_per_second", "a comma groups three digits"),
+        ("81,5590 MiB", "bytes", "a comma groups three digits"),
+        ("1_0 s", "seconds", "is not a quantity|has the unit"),
         ("nan s", "seconds", "is not a number"),
         ("inf GB", "bytes", "is infinite"),
         ("1e400 s", "seconds", "is infinite"),

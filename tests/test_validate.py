@@ -215,6 +215,11 @@ def test_every_reason_at_once(tmp_path: Path) -> None:
         assert reason in said
 
 
+@pytest.mark.parametrize("chip", ["h200-sxm", "gb300"])
+def test_a_shipped_chip_may_be_named_as_it_is(tmp_path: Path, chip: str) -> None:
+    assert question(tmp_path, hardware__gpu=chip).cluster.chip.name == chip
+
+
 def test_an_impossible_layout_is_skipped(tmp_path: Path) -> None:
     assert "tp=3 does not divide num_attention_heads=32" in why(tmp_path, layout__tp=3, layout__dp=8, layout__gpus=24)
 

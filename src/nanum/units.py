@@ -52,8 +52,11 @@ _EXAMPLE: dict[Dimension, str] = {
     "count": "132",
 }
 _NUMBER_AND_UNIT = re.compile(
-    r"\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?nan|[+-]?inf(?:inity)?)\s*(.*?)\s*", re.IGNORECASE
+    r"\s*([+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?nan|[+-]?inf(?:inity)?)\s*(.*?)\s*", re.IGNORECASE
 )
+
+
+_GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(?!\d|,)")
 
 
 def parse(text: str, dimension: Dimension) -> float:
@@ -66,7 +69,9 @@ def parse(text: str, dimension: Dimension) -> float:
     if match is None:
         raise ValueError(f"'{text}' is not a quantity (write {_EXAMPLE[dimension]})")
     number, unit = match.groups()
-    return scaled(float(number.replace(",", "").replace("_", "")), unit, dimension, text)
+    if "," in number and not _GROUPED.match(number):
+        raise ValueError(f"'{text}': a comma groups three digits, and a point comes before fractions")
+    return scaled(float(number.replace(",", "")), unit, dimension, text)
 
 
 def whole_number(text: str, least: int = 1) -> int:

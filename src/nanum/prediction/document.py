@@ -164,6 +164,7 @@ def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) 
             "gpus_per_node": cluster.gpus_per_node,
             "gpus": cluster.gpus,
             "chip": cluster.chip.name,
+            "launch_blocking": cluster.launch_blocking,
             "links": [_link(link) for link in (cluster.intra_node, cluster.inter_node)[: 1 + (cluster.nodes > 1)]],
         },
     }

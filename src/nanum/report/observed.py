@@ -29,7 +29,7 @@ def print_observed(document: Document, console: Console) -> None:
         if still:
             say(console, f"not moved: {', '.join(still)}", "dim")
     else:
-        say(console, "no coefficient moved: it is what was predicted.")
+        say(console, "no coefficient moved by as much as is shown.")
     print_list(console, "Before you believe it", found["notes"])
     _implied(found, console)
     if found["file"] is not None:

@@ -342,7 +342,7 @@ FP8_GATHER = Rule(
         layout.structure.fp8_gather and (job.precision != "fp8" or not job.trained.layers)
     ),
     lambda model, job, cluster, layout: (
-        f"--fp8-gather is of the linear layers of --precision fp8, which is {job.precision}"
+        f"--fp8-gather is of linear layers in fp8, and --precision is {job.precision}"
         if job.precision != "fp8"
         else f"--fp8-gather of layers that are frozen (--train {job.trained.weights}) is not modelled"
     ),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from nanum.cluster import Cluster
 from nanum.cluster.parse import trusted
-from nanum.cluster.tables import chip_table
+from nanum.cluster.tables import chip_names, chip_table
 from nanum.engines.engine import Engine
 from nanum.engines.megatron import MODULES
 from nanum.errors import Refused
@@ -39,7 +39,7 @@ CHIPS: Mapping[str, str | Mapping[str, Any]] = {
     "V100-SXM2-32GB": "v100-sxm-32gb",
     "H100 96GB HBM2e 2.4TB/s (Grand Teton, 500W limit)": {"memory": "96 GB", "memory_bandwidth": "2.4 TB/s"},
 }
-"""By the names in rows: a chip that is shipped, or in what an H100 SXM differs."""
+"""By the names in rows, which may also be a shipped chip's own: that chip, or in what an H100 SXM differs."""
 SCHEDULES: dict[str, Schedule] = {
     "1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-1p": "zb-h1", "ZB-2p": "zb-h2", "ZB-2p* (b/2, 2m)": "zb-h2",
     "ZB-V": "zbv", "GPipe": "gpipe",
@@ -133,13 +133,14 @@ def _engine(source: Source, why: list[str]) -> Engine | None:
 
 def _cluster(row: Row, source: Source, why: list[str]) -> Cluster | None:
     gpu, gpus, node = row["hardware.gpu"], row["layout.gpus"], row["hardware.gpus_per_node"]
-    if gpu not in CHIPS:
+    known = gpu in CHIPS or gpu in chip_names()
+    if not known:
         why.append(f"no chip like '{gpu}' is shipped")
     if gpus is None:
         why.append("the number of GPUs is not stated")
-    if gpu not in CHIPS or gpus is None:
+    if not known or gpus is None:
         return None
-    if gpu in ("GB200", "GB300"):  # one domain as far as it goes
+    if gpu in ("GB200", "GB300", "gb200", "gb300"):  # one domain as far as it goes
         node = max(n for n in range(1, NVLINK_72 + 1) if gpus % n == 0)
     node = min(node or 8, gpus)
     if gpus % node:
@@ -160,7 +161,7 @@ def _slowed(rate: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _made(gpu: str, nodes: int, gpus_per_node: int, network: str | None) -> Cluster:
-    chip = CHIPS[gpu]
+    chip = CHIPS.get(gpu, gpu)
     table: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus_per_node, "chip": chip}
     if not isinstance(chip, str):
         shipped = chip_table("h100-sxm")
