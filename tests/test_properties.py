@@ -383,8 +383,8 @@ def questions() -> list[Question]:
 
 
 QUESTIONS = questions()
-IN_FP8 = [replace(q, job=replace(q.job, precision="fp8")) for q in QUESTIONS[:2]]
-BLOCKING = [replace(q, cluster=replace(q.cluster, launch_blocking=True)) for q in QUESTIONS[2:4]]
+IN_FP8 = [replace(q, job=replace(q.job, precision="fp8")) for q in QUESTIONS[1:2]]
+BLOCKING = [replace(q, cluster=replace(q.cluster, launch_blocking=True)) for q in QUESTIONS[2:3]]
 
 
 @pytest.mark.parametrize(
