@@ -38,7 +38,7 @@ SETTLE_SECONDS = 0.2  # after a failure, for an earlier one to be read
 LOST_PEER_SETTLE_SECONDS = 2.0  # after a rank says that it lost another, for that one's death to be seen
 STACKS_SECONDS = 0.5  # for a rank that hangs to print where it is, under NANUM_DEBUG=1
 LOOKS = 9  # at what a rank that hangs is doing, so far apart:
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.05
 LEAST_WORK = 0.01  # of a processor: a rank that sleeps, its library's threads with it, uses less
 LAST_LINES, LONGEST_LINE = 8, 200  # of what a rank printed before it died, that the message repeats
 
@@ -262,9 +262,10 @@ def _hang(running: Mapping[int, _Rank], started: list[_Rank], board: Board) -> s
 
 
 def _doing(pid: int) -> str:
-    """What Linux knows of a process that has not moved, most of the times it is looked at. Elsewhere nothing.
+    """What Linux knows of a process that has not moved, by several looks at it. Elsewhere nothing.
 
-    Who computes is always ready to, however busy the machine; a thread of who sleeps may wake for a moment.
+    Who computes is always ready to, however busy the machine; a thread of who sleeps may wake, and wait there for
+    its turn. One look may be a page that computing waits for.
     """
     looks = []
     for _ in range(LOOKS):
@@ -276,7 +277,7 @@ def _doing(pid: int) -> str:
         time.sleep(LOOK_SECONDS)
     if not looks:
         return ""
-    return "computing" if sum(looks) * 2 > len(looks) else "asleep"
+    return "computing" if looks.count(False) <= 1 else "asleep"
 
 
 def _states(pid: int) -> set[str]:
