@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import cpu_count
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from bench.calibrate import AT_MOST, question
 from bench.spread import SEED, SEVERAL, alike, prediction, slopes_of
 from nanum.calibration import belief, steps_of
-from nanum.calibration.update import learned_covariance, towards
+from nanum.calibration.update import in_turn
 from nanum.model import Experts
 from nanum.validate import read
 from nanum.validate.questions import Question, question_of
@@ -109,14 +109,7 @@ def _said(runs: list[Run], found: list[tuple[float, np.ndarray]], js: list[int])
     """What runs say of their machine, one after the other: of a step that is linear in its coefficients."""
     known = prediction(question(runs[js[0]].id)).coefficients
     before, run = belief(known), known.spread.run
-    held = before
-    means = []
-    for j in js:
-        residual, slopes = found[j]
-        move, variance = towards(held, slopes, residual - slopes @ (held.mean - before.mean), run)
-        covariance = learned_covariance(held.covariance, slopes, variance)
-        held = replace(held, mean=held.mean + move, covariance=covariance)
-        means.append(held.mean)
+    means = [held.mean for held in in_turn(before, [found[j] for j in js], run)]
     residual, slopes = found[js[0]]
     return Said(means[0], means[-1] if len(js) > 1 else None, tuple(js), residual / before.deviation(slopes, run))
 

@@ -24,7 +24,7 @@ from scipy.optimize import minimize
 from bench.calibrate import ENOUGH, _rows, quantiles, question
 from nanum.account.coefficients import coefficients
 from nanum.calibration import Belief, belief, steps_of
-from nanum.calibration.update import APART, learned_covariance, towards
+from nanum.calibration.update import in_turn, looked
 from nanum.cluster.in_a_step import NAMES
 from nanum.model import Experts
 from nanum.prediction import Prediction
@@ -140,12 +140,9 @@ def slopes_of(row_id: str) -> tuple[float, np.ndarray]:
     """Logarithm of measured over predicted, and the step's slopes on that side, by coefficients that never saw it."""
     asked = question(row_id)
     known = coefficients(asked.row.source)
-    mean = belief(known).mean
-    apart = APART * np.vstack([np.zeros(len(NAMES)), np.eye(len(NAMES)), -np.eye(len(NAMES))])
-    logs = np.log(steps_of(prediction(asked))(np.exp(mean + apart)))
-    up, down = (logs[1 : len(NAMES) + 1] - logs[0]) / APART, (logs[0] - logs[len(NAMES) + 1 :]) / APART
-    residual = float(np.log(asked.step_seconds or 1.0) - logs[0])
-    return residual, np.where((up + down > 0) == (residual > 0), up, down)
+    target = float(np.log(asked.step_seconds or 1.0))
+    log, slopes = looked(steps_of(prediction(asked)), belief(known).mean, target)
+    return target - log, slopes
 
 
 def prediction(asked: Question) -> Prediction:
@@ -208,11 +205,8 @@ def _after(groups: list[Group], fits: Mapping[str, np.ndarray], many: int) -> Mi
             others = rng.permutation(np.delete(runs, first))[: many - 1]
             observed = [first, *others]
             left = np.delete(runs, observed)
-            move, covariance = np.zeros(len(NAMES)), held.covariance
-            for i in observed:
-                now = replace(held, mean=held.mean + move, covariance=covariance)
-                further, variance = towards(now, group.slopes[i], group.residual[i] - group.slopes[i] @ move, run)
-                move, covariance = move + further, learned_covariance(covariance, group.slopes[i], variance)
+            *_, after = in_turn(held, [(group.residual[i], group.slopes[i]) for i in observed], run)
+            move = after.mean - held.mean
             out.append((np.exp(group.residual[left] - group.slopes[left] @ move), group.source, group.moe))
     sources = np.array([source for off, source, _ in out for _ in off])
     return np.concatenate([off for off, *_ in out]), sources, np.array([moe for off, _, moe in out for _ in off])

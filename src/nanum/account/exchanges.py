@@ -97,7 +97,9 @@ class Corrections:
         ramp = self.cluster.intra_node.ramp
         if ramp is None or kind in NEIGHBOUR:
             return 1.0
-        return np.interp(np.log(np.maximum(bytes_of_call, 1)), np.log(ramp.payload_bytes), ramp.excess)
+        if id(ramp) not in self._ratios:
+            self._ratios[id(ramp)] = np.log(ramp.payload_bytes), np.array(ramp.excess)
+        return np.interp(np.log(np.maximum(bytes_of_call, 1)), *self._ratios[id(ramp)])
 
     def _over_ranks(self, measured: list[Exchange], bytes_of_call: Quantity, size: Quantity) -> Quantity:
         by_ranks = {e.ranks: e for e in sorted(measured, key=lambda e: (e.ranks, -e.nodes))}

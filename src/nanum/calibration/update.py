@@ -8,8 +8,8 @@ slopes are taken again where the last ones led.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -113,6 +113,24 @@ def learned_covariance(covariance: np.ndarray, slopes: np.ndarray, variance: flo
     return symmetric
 
 
+def looked(steps: Steps, at: np.ndarray, target: float) -> tuple[float, np.ndarray]:
+    """The logarithm of a step by coefficients of these logarithms, and its slopes on the side of the `target`'s."""
+    size = len(at)
+    apart = APART * np.vstack([np.zeros(size), np.eye(size), -np.eye(size)])
+    logs = np.log(steps(np.exp(at + apart)))
+    up, down = (logs[1 : size + 1] - logs[0]) / APART, (logs[0] - logs[size + 1 :]) / APART
+    return float(logs[0]), np.where((up + down > 0) == (target > logs[0]), up, down)
+
+
+def in_turn(held: Belief, seen: Iterable[tuple[float, np.ndarray]], run: float) -> Iterator[Belief]:
+    """What is held after each of several steps, were they linear: of each the residual and the slopes by `held`."""
+    now = held
+    for residual, slopes in seen:
+        move, variance = towards(now, slopes, residual - slopes @ (now.mean - held.mean), run)
+        now = replace(now, mean=now.mean + move, covariance=learned_covariance(now.covariance, slopes, variance))
+        yield now
+
+
 def observe(held: Belief, steps: Steps, seconds: float, run: float) -> Learned:
     """What is held after a step took `seconds`. `run` is the standard deviation of a step's own residual, of its
     logarithm.
@@ -128,22 +146,15 @@ def observe(held: Belief, steps: Steps, seconds: float, run: float) -> Learned:
         unlikely: np.ndarray = np.einsum("ij,jk,ik->i", moves, inverse, moves) + robust
         return unlikely
 
-    def looked(move: np.ndarray) -> tuple[float, np.ndarray]:
-        """The step's logarithm there, and its slopes on the side of what was observed."""
-        apart = APART * np.vstack([np.eye(size), -np.eye(size)])
-        logs = np.log(steps(np.exp(held.mean + move + np.vstack([np.zeros(size), apart]))))
-        up, down = (logs[1 : size + 1] - logs[0]) / APART, (logs[0] - logs[size + 1 :]) / APART
-        return float(logs[0]), np.where((up + down > 0) == (target > logs[0]), up, down)
-
     move = np.zeros(size)
-    begun, slopes = log, here = looked(move)
+    begun, slopes = log, here = looked(steps, held.mean + move, target)
     for _ in range(ROUNDS):
         to, _ = towards(held, here, target - log + here @ move, run)
         tried = np.clip(held.mean + move + np.outer(ALONG, to - move), held.least, held.most) - held.mean
         best = tried[int(np.argmin(cost(tried, np.log(steps(np.exp(held.mean + tried))))))]
         far = float(np.abs(best - move).max())
         move = best
-        log, here = looked(move)
+        log, here = looked(steps, held.mean + move, target)
         if far < ENOUGH:
             break
     variance = counts_as(target - log, run)

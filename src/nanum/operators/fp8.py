@@ -33,8 +33,7 @@ def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
     if x not in known or x.category == "params":
         out = known[x] = x.like(name="quantize", size=None, dtype="fp8")
         moved = _moved_bytes(t, x, out)
-        if t.conventions.dtensor:
-            _agree_on_scale(t, x)
+        _agree_on_scale(t, x)
         t.record("quantize", (x,), (out,), Compute("quantize", t.phase, 0.0, moved, t.dtype))
     return known[x]
 
@@ -63,10 +62,11 @@ def sent_quantized(t: Recorder, x: Tensor, goal: Split, known: dict[Tensor, Tens
 
 
 def _agree_on_scale(t: Recorder, x: Tensor) -> None:
-    """Ranks quantize their parts by the largest value of all. (Transformer Engine does so of current scaling alone:
-    delayed scaling has one exchange a pass, blocks have their own scales.)
+    """Ranks quantize their parts of a DTensor by the largest value of all. (Transformer Engine does so of current
+    scaling alone: delayed scaling has one exchange a pass, blocks have their own scales.)
     """
-    if t.conventions.fp8_exchanges and x.category != "params" and "tp" in places(x.split):
+    c = t.conventions
+    if c.dtensor and c.fp8_exchanges and x.category != "params" and "tp" in places(x.split):
         scale = Tensor("scale", (), {}, "fp32", category="buffers", size=ITEMSIZE["fp32"])
         node = collective(t.shapes, "all_reduce", ("tp",), scale, scale, t.phase, "scales")
         t.record("all_reduce", (x,), (scale,), node)

@@ -65,6 +65,7 @@ OF_OTHER_STEPS = (
     "what steps of other models, engines or precisions say of this one: those that were observed here were such, and "
     "published runs were no better predicted for that",
 )
+OF_BLOCKED_LAUNCHES = ("that exchanges run beside no kernel where launches block: they are taken to",)
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
 
 
@@ -113,12 +114,6 @@ def of_other_steps(p: Prediction) -> tuple[str, ...]:
     own = p.cluster.in_a_step
     unlike = own is not None and own.observations and not own.seen(p.model.name, p.engine.name, p.job.precision)
     return OF_OTHER_STEPS if unlike else ()
-
-
-OF_BLOCKED_LAUNCHES = (
-    "exchanges that run beside no kernel, since launches block: they are taken to run beside what the engine starts "
-    "them beside",
-)
 
 
 def unmodelled(layout: Layout, job: Job, cluster: Cluster) -> list[str]:

@@ -140,7 +140,7 @@ def _cluster(row: Row, source: Source, why: list[str]) -> Cluster | None:
         why.append("the number of GPUs is not stated")
     if not known or gpus is None:
         return None
-    if gpu in ("GB200", "GB300", "gb200", "gb300"):  # one domain as far as it goes
+    if gpu.lower() in ("gb200", "gb300"):  # one domain as far as it goes
         node = max(n for n in range(1, NVLINK_72 + 1) if gpus % n == 0)
     node = min(node or 8, gpus)
     if gpus % node:
