@@ -32,8 +32,8 @@ from nanum.validate.rows import Row, tells_launches
 
 FILE = Path(__file__).resolve().parents[1] / "src/nanum/data/measured/fitted.toml"
 NAMES = tuple(f.name for f in fields(Fitted))
-LAUNCHES = "launches"
-"""Of the rows that tell what a launch costs: in each fit, and in no score."""
+LAUNCHES = "launches of "
+"""A source's rows that tell what a launch costs: in each fit, and in no score."""
 AT_MOST = 120
 """Runs of a source that a fit sees, evenly among them."""
 ROUNDS = 2
@@ -45,10 +45,11 @@ BEFORE = dict.fromkeys(NAMES, 1.0) | {
     "matmul_untabled": 0.79,  # between the two tables that there are
     "memory": 0.9,  # recalled: what copies reach of a GPU's bandwidth
     "host_seconds": 1e-5,  # recalled: the order of PyTorch's own overhead of an eager operation
+    "expert_seconds": 1e-4,  # a few such, and what Python does for each expert
     "beside": 0.189,  # arXiv 2507.03114: overlap slows compute by 18.9 % in the mean
 }
 """What is known without a published run: in a step as alone, and from elsewhere what that says nothing of."""
-UNSURE = {"host_seconds": 0.1}
+UNSURE = {"host_seconds": 0.1, "expert_seconds": 0.1}
 """Of what is known by its order of magnitude alone, the penalty is less: this much of it."""
 SLOWER = ("matmul", "matmul_untabled", "attention", "memory", "intra_node", "inter_node", "beside")
 """Nothing is faster in a step than alone."""
@@ -58,7 +59,7 @@ ENOUGH = 15  # runs of an engine or on a chip, for others to be like them
 def calibrate() -> Iterator[str]:
     """Fit, write the file, and say what came out."""
     rows = list(_rows())
-    sources = np.array([LAUNCHES if tells_launches(row) else row.source for row in rows])
+    sources = np.array([_source(row) for row in rows])
     names = list(dict.fromkeys(sources.tolist()))
     measured = np.array([question(row.id).step_seconds for row in rows])
     start = np.array([getattr(coefficients().fitted, name).value for name in NAMES])
@@ -71,13 +72,13 @@ def calibrate() -> Iterator[str]:
         slopes = np.log(seconds[:, 1:] / seconds[:, :1]) / np.log(APART)
         yield f"round {number + 1}: {np.mean(_by_source(np.exp(error) - 1, sources, names)):.1%} before"
         start = start * np.exp(_fit(error, slopes, start, sources, names))
-    left = {name: [n for n in names if n != name] for name in names if name != LAUNCHES}
+    left = {name: [n for n in names if n != name] for name in names if not name.startswith(LAUNCHES)}
     without = {name: around[0] * np.exp(_fit(error, slopes, around[0], sources, use)) for name, use in left.items()}
     found = np.log(_steps(rows, np.vstack([start, *without.values()])) / measured[:, None])
     column = {name: i + 1 for i, name in enumerate(without)}
     out = np.array([found[i, column.get(source, 0)] for i, source in enumerate(sources)])
     moe = np.array([any(isinstance(k.mlp, Experts) for k in question(row.id).model.kinds) for row in rows])
-    scored = sources != LAUNCHES
+    scored = np.isin(sources, list(left))
     ranges = {name: _ranges(out, sources, moe, [n for n in left if n != name]) for name in ("", *left)}
     FILE.write_text(_text(start, without, ranges, [row for row, one in zip(rows, scored, strict=True) if one]), "utf-8")
     for name in left:
@@ -93,10 +94,14 @@ def _rows() -> Iterator[Row]:
         asked = question_of(row)
         odd = any(fnmatch(row.id, i) for each in odd_rows() if each.quantity == "step_seconds" for i in each.ids)
         if isinstance(asked, Question) and asked.step_seconds is not None and not odd:
-            of.setdefault(LAUNCHES if tells_launches(row) else row.source, []).append(row)
+            of.setdefault(_source(row), []).append(row)
     for rows in of.values():
         step = max(1, -(-len(rows) // AT_MOST))
         yield from rows[::step]
+
+
+def _source(row: Row) -> str:
+    return LAUNCHES + row.source if tells_launches(row) else row.source
 
 
 @cache

@@ -82,7 +82,11 @@ that it is made of."""
 LATENT_UP = "latent up"
 """Of latent attention from the vectors that all heads share to queries, keys and values."""
 LATENT_NORM, EXPERTS_NORM = "norm before latent attention", "norm before experts"
+ATTENTION_BLOCK = "attention block"
+"""With its norm and its residual."""
 FEED_FORWARD, EXPERTS, SHARED_EXPERTS = "feed-forward block", "experts", "shared experts"
+ROUTER = "router"
+"""With what puts its choices in order, where that is done before tokens are sent."""
 EXPERT_ACTIVATION = "activation of experts"
 MTP_MODULE = "module of multi-token prediction"
 
@@ -182,7 +186,8 @@ class Conventions:
     tp_behind: bool = False  # are tensor parallelism's gathers and scatters cut into pieces, beside their products?
     ep_behind: bool = False  # do experts' exchanges run beside the compute of another micro-batch?
     calls: int = 1  # kernels launched for an operation that a step counts as one: casts, transposes, biases
-    experts_apart: bool = False  # is each expert's product launched apart (Transformer Engine), or all as one?
+    graphed: frozenset[str] = frozenset()  # regions of which a CUDA graph has the kernels: the host launches none
+    experts_apart: bool = False  # does the host go through slots by expert (Transformer Engine), or launch all as one?
     shards_over_replicas: bool = False  # ZeRO splits over dp_replicate too
     slots_sorted: bool = False  # slots that arrive are copied in the experts' order, and back before they are returned
     bucket_elements: int = 0  # of a flat buffer: 0 is one exchange a unit

@@ -59,6 +59,7 @@ class Compute:
     element_bytes: int = 2  # of a matmul: what is written for each element of its result, and read where it is added to
     launches: Quantity = 1
     calls: int = 1  # of kernels by the host, where an engine's code launches more than this operation counts
+    expert_by_expert: bool = False  # of slots that the host goes through by expert, and has to know the number of
     on_host: bool = False  # done by the host's processors, in their memory, while the device waits
 
 

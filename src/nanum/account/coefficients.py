@@ -29,8 +29,8 @@ class Family:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Global, physical, and no more than a dozen; of a step, over what the same does alone. All are ratios but
-    `host_seconds`. A value may be an array of several to be tried at once.
+    """Global, physical, and no more than a dozen; of a step, over what the same does alone. All are ratios but those in
+    seconds. A value may be an array of several to be tried at once.
     """
 
     matmul: Stated  # rate of matmuls
@@ -39,6 +39,7 @@ class Fitted:
     attention: Stated  # rate of attention
     memory: Stated  # bandwidth over its peak
     host_seconds: Stated  # of the host, to launch a kernel from Python
+    expert_seconds: Stated  # and for an operation on experts' slots, where it goes through them by expert
     intra_node: Stated  # rate of an exchange inside a node
     inter_node: Stated  # and between nodes
     beside: Stated  # what compute loses of the time that an exchange is beside it
@@ -106,7 +107,7 @@ class Coefficients:
     def alone(self) -> Coefficients:
         """Those of kernels and exchanges that are done alone, as they are timed."""
         one, none = Stated(1.0, "derived", "alone"), Stated(0.0, "derived", "alone")
-        others = {"host_seconds": none, "beside": none, "matmul_untabled": self.fitted.matmul_untabled}
+        others = {"host_seconds": none, "expert_seconds": none, "beside": none, "matmul_untabled": self.fitted.matmul_untabled}
         names = (f.name for f in fields(Fitted))
         return replace(self, fitted=Fitted(**{name: others.get(name, one) for name in names}))
 

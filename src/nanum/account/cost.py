@@ -177,8 +177,11 @@ class Cost:
         """
         if not self.cluster.measured.streams:
             return 0.0
+        if node.expert_by_expert:
+            self._stood_in.add("slots")
         further = (node.launches - 1) * self.coefficients.launch_seconds.value
-        each = node.calls * self.coefficients.fitted.host_seconds.value
+        fitted = self.coefficients.fitted
+        each = node.calls * (fitted.expert_seconds if node.expert_by_expert else fitted.host_seconds).value
         launched = ((node.flops > 0) | (node.bytes_moved > 0)) & (node.calls > 0)  # not by a CUDA graph
         return launched * (each + further)
 
@@ -341,7 +344,7 @@ class Cost:
     def _coefficients_used(self) -> list[tuple[str, Stated, str]]:
         known, chip = self.coefficients, self.cluster.chip
         family, fitted = known.family(chip.name), known.fitted
-        by_rows = "by rows" in self._stood_in
+        by_rows, slots = "by rows" in self._stood_in, "slots" in self._stood_in
         stated = []
         for dtype in self._rates:
             best = chip.best_flops_per_second.get(dtype)
@@ -373,6 +376,7 @@ class Cost:
                 ("memory bandwidth over its peak", fitted.memory, "ratio"),
                 ("shortest kernel", known.launch_seconds, "seconds"),
                 ("launch of a kernel", fitted.host_seconds, "seconds"),
+                *([("operation on experts' slots, of the host", fitted.expert_seconds, "seconds")] if slots else []),
             ],
         }
         used = self._stood_in if self.cluster.measured.kernels else of

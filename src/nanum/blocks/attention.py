@@ -86,6 +86,8 @@ def _drained(t: Tape, core: Tensor) -> Tensor:
     """
     heads = core.split.get("Q", ())
     sinks = t.weight("sinks", ("A",), {"A": heads} if heads else {})
+    if t.conventions.attention_library == "cudnn":  # its kernels have them (Transformer Engine's `softmax_type`)
+        return _in_kernel(t, core, sinks)
     share = Tensor("sink_share", ("B", "S", "A"), {**_rows(core), **({"A": heads} if heads else {})}, core.dtype)
     t.emit("sigmoid", (sinks,), (share,))
     t.emit("mul", (core, share), (y := core.like(name="drained"),))
@@ -102,6 +104,18 @@ def _drained(t: Tape, core: Tensor) -> Tensor:
         t.add_grad(core, dcore)
 
     return t.then(y, transpose)
+
+
+def _in_kernel(t: Tape, core: Tensor, sinks: Tensor) -> Tensor:
+    """What the kernel made has seen them; their gradient is of no size."""
+    if not t.requires_grad(sinks):
+        return core
+
+    def transpose() -> None:
+        t.emit("d_sinks", (sinks,), (ds := t.grad_of_weight(sinks, core),))
+        t.set_weight_grad(sinks, ds)
+
+    return t.then(core, transpose)
 
 
 def _rows(x: Tensor) -> dict[str, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nanum.arrays import ceiling, least, where
 from nanum.blocks.body import Streams
-from nanum.conventions import EXPERT_ACTIVATION, SHARED_EXPERTS
+from nanum.conventions import EXPERT_ACTIVATION, ROUTER, SHARED_EXPERTS
 from nanum.job import Job, Routing
 from nanum.layout import Layout
 from nanum.model import Experts, Layer, Mlp
@@ -16,6 +16,7 @@ from nanum.operators import dispatch
 from nanum.operators.elementwise import activated, pointwise, residual, swiglu
 from nanum.operators.experts import (
     Choice,
+    bias_apart,
     combine,
     expert_linear,
     in_order,
@@ -86,7 +87,8 @@ def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
 
     Experts are split over `ep`, and each over `etp`; on the mesh of all other weights each is split over `tp`.
     """
-    choice = route(t, h, bias=e.router_bias)
+    with t.region(ROUTER):
+        choice = route(t, h, bias=e.router_bias)
     y = _by_nodes(t, e, choice) if t.own_experts and t.dispatcher == "flex" else _by_slots(t, e, choice)
     if e.shared is None:
         return y
@@ -97,7 +99,8 @@ def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
 
 def _by_slots(t: Tape, e: Experts, choice: Choice) -> Tensor:
     """Each slot is sent to its expert."""
-    there = in_order(t, choice, slots_split(choice.tokens, own=t.own_experts))
+    with t.region(ROUTER):
+        there = in_order(t, choice, slots_split(choice.tokens, own=t.own_experts))
     when = t.conventions.expert_weights
     slots = spread(t, there)
     if when == "before":
@@ -136,9 +139,11 @@ def _computed(t: Tape, e: Experts, slots: Tensor, weights: Callable[[], Tensor] 
     """The experts' answers to these slots, times `weights` where what their last matrix reads is scaled."""
     split: Split = {"E": ("ep",), "F": ("etp",)} if t.own_experts else {"F": t.tp} if t.tp else {}
     inner = _inner(t, e.expert, partial(_column, t, slots, split, e.expert), EXPERT_ACTIVATION)
-    if weights is not None:
-        inner = scaled(t, inner, weights(), fused=True)
-    return expert_linear(t, inner, "expert_down", "D", "F", split, bias=e.expert.bias)
+    if weights is None:
+        return expert_linear(t, inner, "expert_down", "D", "F", split, bias=e.expert.bias)
+    by = weights()
+    out = expert_linear(t, scaled(t, inner, by, fused=True), "expert_down", "D", "F", split)
+    return bias_apart(t, out, "expert_down", by) if e.expert.bias else out
 
 
 def _at_experts(t: Tape, slots: Tensor) -> Split:

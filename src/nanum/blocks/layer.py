@@ -14,7 +14,16 @@ from nanum.blocks.feed_forward import feed_forward
 from nanum.blocks.latent import latent_attention, latent_dims
 from nanum.blocks.linear_attention import linear_attention, linear_attention_dims
 from nanum.blocks.stacks import Stack, bias_of_stack, memory_of_encoder, stack_kinds
-from nanum.conventions import EVERYTHING, EXPERTS, EXPERTS_NORM, FEED_FORWARD, LATENT_NORM, NOTHING, Conventions
+from nanum.conventions import (
+    ATTENTION_BLOCK,
+    EVERYTHING,
+    EXPERTS,
+    EXPERTS_NORM,
+    FEED_FORWARD,
+    LATENT_NORM,
+    NOTHING,
+    Conventions,
+)
 from nanum.job import ALL, Routing, Trained
 from nanum.layout import Layout, Recompute, Structure
 from nanum.model import Attention, Experts, LatentAttention, Layer, LinearAttention, Mlp, Model, Run
@@ -144,7 +153,8 @@ def decoder_layer(
         return _side_by_side(t, x, model, attend, feed)
     latent = LATENT_NORM if isinstance(a, LatentAttention) else ""
     mixed = EXPERTS_NORM if isinstance(mlp, Experts) else ""
-    between = _in_turn(t, x, "norm1", model, attend, latent)
+    with t.region(ATTENTION_BLOCK):
+        between = _in_turn(t, x, "norm1", model, attend, latent)
     if kind.cross is not None and memory is not None:
         between = _in_turn(t, between, "norm_cross", model, partial(cross_attention, t, memory, kind.cross, splits), "")
     y = _in_turn(t, between, "norm2", model, feed, mixed)

@@ -70,7 +70,8 @@ class Calibration:
     @cached_property
     def least_seconds(self) -> float:
         """Of the step, were nothing slower in it than alone, and launches and exchanges beside compute free."""
-        free = {"matmul_fp8": self.values["matmul_fp8"], "host_seconds": LIMITS["host_seconds"][0], "beside": HIDDEN}
+        launches = {name: LIMITS[name][0] for name in ("host_seconds", "expert_seconds")}
+        free = {"matmul_fp8": self.values["matmul_fp8"], "beside": HIDDEN, **launches}
         best = [free.get(name, PHYSICAL) for name in NAMES]
         return float(steps_of(self.before)(np.array([best]))[0])
 

@@ -23,6 +23,7 @@ WHAT = {
     "attention": "attention's rate in a step over alone",
     "memory": "memory bandwidth in a step over its peak",
     "host_seconds": "launch of a kernel by the host",
+    "expert_seconds": "an operation on experts' slots, by the host",
     "intra_node": "rate of exchanges in a node, in a step over alone",
     "inter_node": "rate of exchanges between nodes, in a step over alone",
     "beside": "what compute loses beside an exchange",

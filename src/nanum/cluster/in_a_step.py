@@ -14,6 +14,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "attention": (0.01, 1.0),
     "memory": (0.01, 1.0),
     "host_seconds": (1e-8, 1e-2),
+    "expert_seconds": (1e-8, 1e-2),
     "intra_node": (0.01, 1.0),
     "inter_node": (0.01, 1.0),
     "beside": (0.001, 1.0),

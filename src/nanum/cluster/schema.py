@@ -203,6 +203,7 @@ class InAStepTable(_Table):
     attention: Annotated[Any, _coefficient("attention")] = None
     memory: Annotated[Any, _coefficient("memory")] = None
     host_seconds: Annotated[Any, _coefficient("host_seconds")] = None
+    expert_seconds: Annotated[Any, _coefficient("expert_seconds")] = None
     intra_node: Annotated[Any, _coefficient("intra_node")] = None
     inter_node: Annotated[Any, _coefficient("inter_node")] = None
     beside: Annotated[Any, _coefficient("beside")] = None

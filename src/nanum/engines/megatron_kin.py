@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from nanum.conventions import Conventions, Fused, Numerics
+from nanum.conventions import ATTENTION_BLOCK, EXPERTS_NORM, ROUTER, SHARED_EXPERTS, Conventions, Fused, Numerics
 from nanum.engines.deepspeed import DEEPSPEED
 from nanum.engines.deepspeed import conventions as deepspeed
 from nanum.engines.engine import Engine, weighed_layers, where_pipelined
@@ -117,14 +117,19 @@ ZERO_BUBBLE = replace(
 )
 
 
+_ROUTED = frozenset({EXPERTS_NORM, ROUTER, SHARED_EXPERTS})
+GRAPHED = {"router": _ROUTED, "partial": _ROUTED | {ATTENTION_BLOCK}}
+"""By the scopes of `cuda_graph_scope`: `moe_router` and `moe_preprocess`, without and with `attn`. Shared experts are in
+the router's where they do not run beside the exchange (transformer_layer.py: `_forward_mlp_router`)."""
+
+
 @cache
 def bridge(*, overlaps: str, graphs: str, grads: str) -> Engine:
     """Megatron-Bridge, as its recipes set it (scripts/performance). Exchanges run beside what they belong to: those of
     tensor parallelism beside its products (`tp_comm_overlap`, Transformer Engine's user buffers), those of experts
     beside another micro-batch (`overlap_moe_expert_parallel_comm`; here beside its own pass's compute, which is as
     long, and is there too where there is but one micro-batch). Gradients are reduced in fp32, or in `grads`. Kernels in
-    a CUDA graph are not launched one by one: those of attention, router and dispatch in a `partial` one, taken for
-    half, and all in a `full` one.
+    a CUDA graph are not launched one by one: those of `GRAPHED`, or all in a `full` one.
     """
 
     def recipe(stated: Conventions, job: Job) -> Conventions:
@@ -132,7 +137,8 @@ def bridge(*, overlaps: str, graphs: str, grads: str) -> Engine:
             stated,
             tp_behind="tp_comm_overlap" in overlaps,
             ep_behind="overlap_moe_expert_parallel_comm" in overlaps,
-            calls={"none": stated.calls, "partial": stated.calls // 2, "full": 0}[graphs],
+            calls=0 if graphs == "full" else stated.calls,
+            graphed=GRAPHED.get(graphs, frozenset()),
             numerics=replace(stated.numerics, grad_dtype=grads or stated.numerics.grad_dtype),
         )
 

@@ -34,7 +34,7 @@ def quantized(t: Recorder, x: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
         out = known[x] = x.like(name="quantize", size=None, dtype="fp8")
         moved = _moved_bytes(t, x, out)
         _agree_on_scale(t, x)
-        t.record("quantize", (x,), (out,), Compute("quantize", t.phase, 0.0, moved, t.dtype))
+        t.record("quantize", (x,), (out,), Compute("quantize", t.phase, 0.0, moved, t.dtype, calls=min(1, t.calls)))
     return known[x]
 
 

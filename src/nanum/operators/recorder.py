@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from nanum.conventions import Conventions, has_adapter
+from nanum.conventions import EXPERTS, ROUTER, Conventions, has_adapter
 from nanum.dtypes import ITEMSIZE, NF4
 from nanum.job import ALL, Trained
 from nanum.layout import DispatchDtype, Dispatcher
@@ -28,6 +28,13 @@ class Op:
     writes: tuple[Tensor, ...]
     node: Compute | Collective | Mark | Repeat | None = None
     regions: tuple[str, ...] = ()  # the parts of a layer that a recompute may name, each inside the one before
+
+
+class Hosted(NamedTuple):
+    """What the host has to do with an operation: does a CUDA graph have it, and is it of the slots of experts?"""
+
+    in_graph: bool = False
+    of_slots: bool = False
 
 
 @dataclass
@@ -50,6 +57,7 @@ class Recorder:
     backward: list[Op] = field(default_factory=list)
     _phase: Phase = "forward"
     _regions: tuple[str, ...] = ()
+    _hosted: Hosted = Hosted()  # of what is emitted
     _requires: set[Tensor] = field(default_factory=set)  # tensors whose gradient is needed
 
     # --- what is trained --------------------------------------------------------------------------------------------
@@ -81,6 +89,17 @@ class Recorder:
     def half(self) -> bool:
         """Do activations have fewer than four bytes, so that fp32 kernels need copies?"""
         return ITEMSIZE[self.dtype] < 4
+
+    @property
+    def calls(self) -> int:
+        """Kernels that the host launches for an operation."""
+        if self._hosted.in_graph:
+            return 0
+        return min(1, self.conventions.calls) if self._expert_by_expert else self.conventions.calls
+
+    @property
+    def _expert_by_expert(self) -> bool:
+        return self._hosted.of_slots and self.conventions.experts_apart
 
     @property
     def phase(self) -> Phase:
@@ -129,7 +148,7 @@ class Recorder:
             name, self._phase, flops, moved, dtype or self.dtype, shape,
             self.conventions.attention_library if attention else "", operands,
             products=products, by_rows=dtype == "fp8" and bool(shape) and self.conventions.fp8_by_rows,
-            launches=launches, calls=self.conventions.calls,
+            launches=launches, calls=self.calls, expert_by_expert=self._expert_by_expert,
             element_bytes=element_bytes or ITEMSIZE[self.dtype],
         )  # fmt: skip
         self.record(name, (*reads, *holds), writes, kernel)
@@ -158,10 +177,13 @@ class Recorder:
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
-        """Operations in it belong to a part of the layer that an engine's recompute may name."""
-        before, self._regions = self._regions, (*self._regions, name)
+        """Operations in it belong to a part of the layer that an engine's recompute, or its CUDA graphs, may name."""
+        before = self._regions, self._hosted
+        self._regions = (*self._regions, name)
+        in_graph = self._hosted.in_graph or name in self.conventions.graphed
+        self._hosted = Hosted(in_graph, (self._hosted.of_slots or name == EXPERTS) and name != ROUTER)
         yield
-        self._regions = before
+        self._regions, self._hosted = before
 
     def mark(self, name: str) -> None:
         """A moment that an engine hangs something on."""

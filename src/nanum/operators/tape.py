@@ -14,7 +14,7 @@ from typing import Any, cast
 from nanum.dtypes import ITEMSIZE
 from nanum.operators.exchange import carry_out
 from nanum.operators.fp8 import for_other_product, quantized, sent_quantized, turned_round
-from nanum.operators.recorder import Recorder
+from nanum.operators.recorder import Hosted, Recorder
 from nanum.program import Compute, Operands
 from nanum.sharding import Split, Tensor, contract, frozen, places, reshard
 
@@ -49,7 +49,7 @@ class Tape(Recorder):
     seed: tuple[Tensor, ...] = ()  # the gradient of the loss itself, which lives to the end of backward
     shared: list[Shared] = field(default_factory=list)
     given: list[Tensor] = field(default_factory=list)  # of the batch: there meanwhile, and held elsewhere
-    _transposes: list[Callable[[], None]] = field(default_factory=list)
+    _transposes: list[tuple[Callable[[], None], Hosted]] = field(default_factory=list)
     _grads: dict[Tensor, list[Tensor]] = field(default_factory=dict)
     _moved: dict[Any, Tensor] = field(default_factory=dict)
     _quantized: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -170,11 +170,11 @@ class Tape(Recorder):
     def then(self, y: Tensor, transpose: Callable[[], None]) -> Tensor:
         """What makes `y`'s gradient that of what `y` was made from; none of it where nothing of that is trained."""
         if self.requires_grad(y):
-            self._transposes.append(transpose)
+            self._transposes.append((transpose, self._hosted))
         return y
 
     def until_backward_has_passed(self, t: Tensor) -> None:
-        self._transposes.append(lambda: self.frame(t))
+        self._transposes.append((lambda: self.frame(t), Hosted()))
 
     def add_grad(self, t: Tensor, g: Tensor) -> None:
         """Autograd adds gradients as they arrive; pending sums of another kind wait for `grad`."""
@@ -247,8 +247,9 @@ class Tape(Recorder):
         if self.conventions.fp8 != "kept":
             self._quantized.clear()
         self._moved = self._outlives_forward(self._moved)
-        for transpose in reversed(self._transposes):
+        for transpose, self._hosted in reversed(self._transposes):  # a graph of forward has its twin of backward
             transpose()
+        self._hosted = Hosted()
 
     def _outlives_forward(self, moved: dict[Any, Tensor]) -> dict[Any, Tensor]:
         """What forward gathered is used again, unless the engine keeps only the shard (of all but the slots of

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from nanum.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
+from nanum.model.presets import Preset, presets
 from nanum.validate.rows import Row
 from nanum.validate.sources import Family, Source
 
@@ -24,6 +27,8 @@ def model_of(row: Row, source: Source, reasons: list[str]) -> Model | None:
     if missing:
         reasons.append(f"the model's size is not stated ({', '.join(missing)})")
         return None
+    if source.public_models and (public := _public(row, vocab)):
+        return public
     gated = source.family == "llama"
     attention = _attention(row, source.family, reasons)
     dense = Mlp(width, gated, "silu" if gated else "gelu", bias=not gated)
@@ -47,6 +52,25 @@ def model_of(row: Row, source: Source, reasons: list[str]) -> Model | None:
         alternates=_windowed(row, attention, mlp),
         embedding_norm=source.family == "bloom",
     )
+
+
+@cache
+def _by_name() -> Mapping[str, Preset]:
+    return {preset.name.lower(): preset for preset in presets()}
+
+
+def _public(row: Row, vocab: int) -> Model | None:
+    """The shipped model of that name, which has what a row leaves out: biases, sinks of attention, norms of heads,
+    groups of experts. None where there is none, or where the row states other sizes.
+    """
+    preset = _by_name().get((row["model.name"] or "").lower())
+    if preset is None:
+        return None
+    model = preset.model()
+    stated = {"hidden": model.hidden_size, "layers": model.num_hidden_layers, "heads": model.attention.num_attention_heads}
+    if any(row[f"model.{name}"] != size for name, size in stated.items()):
+        return None
+    return replace(model, name=row["model.name"], vocab_size=vocab, max_position_embeddings=row["model.seq"])
 
 
 def _dropout(family: Family) -> float:

@@ -37,6 +37,7 @@ class Source:
     memory: Literal["allocated", "reserved"] | None = None  # what is measured, where a row says that it does not say
     sequence_parallel: bool = False  # where a row does not say
     dispatcher: Dispatcher = "alltoall"
+    public_models: bool = False  # are its models the published ones of their names, also in what a row leaves out?
 
     def loaded(self) -> Engine:
         """Raises Refused where the engine is not modelled."""
@@ -73,11 +74,12 @@ _BRIDGE = Source(
         "what rows do not say is the recipes' of that version: recompute, dispatcher, overlaps, CUDA graphs, gradients",
         "sequence parallel wherever tp > 1; a version's kernels are not told apart (equal inputs differ to 1.77 times)",
         "layers that do not divide: embedding and head weigh a layer each",
-        "a partial CUDA graph has half of the launches; fp8 attention and fused experts of 26.06 are not modelled",
+        "fp8 attention and fused experts of 26.06 are not modelled",
         "Grace-Blackwell GPUs: one NVLink domain of up to 72, all used",
-        "biases, and sinks of attention, left out",
+        "models are the published ones of their names: biases, sinks, norms of heads, groups of experts",
         FP8,
     ),
+    public_models=True,
     zero=1,
     sequence_parallel=True,
 )  # fmt: skip
