@@ -21,7 +21,7 @@ from nanum.layout import AXES, Structure
 from nanum.model import load
 from nanum.operators.context_parallel import context_attention
 from nanum.operators.tape import Tape
-from nanum.program import Collective
+from nanum.program import Collective, Repeat
 from nanum.sharding import Shapes, Tensor
 
 SCRIPT = Path(__file__).parent / "context_ranks.py"
@@ -89,10 +89,12 @@ def derived(ranks: int, kind: str) -> tuple[list[Any], int]:
     tape.run_backward()
     rows: dict[Any, list[int]] = defaultdict(lambda: [0, 0])
     for op in (*tape.forward, *tape.backward):
-        if isinstance(op.node, Collective):
-            kind = "all_to_all" if op.node.kind == "permute" else op.node.kind  # which PyTorch carries a permute by
-            row = rows[kind, "float32"]
-            row[:] = row[0] + int(op.node.calls), row[1] + int(op.node.payload_bytes)
+        times, nodes = (op.node.count, op.node.body) if isinstance(op.node, Repeat) else (1, (op.node,))
+        for node in nodes:
+            if isinstance(node, Collective):
+                kind = "all_to_all" if node.kind == "permute" else node.kind  # which PyTorch carries a permute by
+                row = rows[kind, "float32"]
+                row[:] = row[0] + times * int(node.calls), row[1] + times * int(node.payload_bytes)
     there = {q, k, v}.union(*(op.writes for op in tape.forward))
     left = {t for op in tape.backward for t in op.reads if t in there and t is not dy}
     return sorted([*key, *row] for key, row in rows.items()), sum(int(shapes.bytes(t)) for t in left)

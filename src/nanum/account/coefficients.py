@@ -107,7 +107,8 @@ class Coefficients:
     def alone(self) -> Coefficients:
         """Those of kernels and exchanges that are done alone, as they are timed."""
         one, none = Stated(1.0, "derived", "alone"), Stated(0.0, "derived", "alone")
-        others = {"host_seconds": none, "expert_seconds": none, "beside": none, "matmul_untabled": self.fitted.matmul_untabled}
+        free = dict.fromkeys(("host_seconds", "expert_seconds", "beside"), none)
+        others = {**free, "matmul_untabled": self.fitted.matmul_untabled}
         names = (f.name for f in fields(Fitted))
         return replace(self, fitted=Fitted(**{name: others.get(name, one) for name in names}))
 

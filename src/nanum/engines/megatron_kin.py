@@ -119,8 +119,8 @@ ZERO_BUBBLE = replace(
 
 _ROUTED = frozenset({EXPERTS_NORM, ROUTER, SHARED_EXPERTS})
 GRAPHED = {"router": _ROUTED, "partial": _ROUTED | {ATTENTION_BLOCK}}
-"""By the scopes of `cuda_graph_scope`: `moe_router` and `moe_preprocess`, without and with `attn`. Shared experts are in
-the router's where they do not run beside the exchange (transformer_layer.py: `_forward_mlp_router`)."""
+"""By the scopes of `cuda_graph_scope`: `moe_router` and `moe_preprocess`, without and with `attn`. Shared experts are
+in the router's where they do not run beside the exchange (transformer_layer.py: `_forward_mlp_router`)."""
 
 
 @cache

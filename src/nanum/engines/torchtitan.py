@@ -28,7 +28,7 @@ from nanum.rules.trained import quantized_rule
 def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
     crosses = ("cross_wq", "cross_wk", "cross_wv", "cross_wo") if model.cross else ()
     layers = ("wq", "wk", "wv", "wo", *crosses, *(("gate",) if model.mlp.gated else ()), "up", "down")
-    kept = {*with_adapters(layers, job.trained)[::2], "attention", "reduce_scatter"}
+    kept = {*with_adapters(layers, job.trained)[::2], "attention", "attended", "reduce_scatter"}
     return Conventions(
         numerics=replace(fsdp_numerics(job), frozen_dtype="fp32"),  # components/lora.py leaves them as they are
         fused=FUSABLE | {"optimizer"} if structure.compile else frozenset({"norm", "optimizer"}),

@@ -13,6 +13,7 @@ from typing import Any
 
 from nanum.conventions import ATTENTION_CORE, RING
 from nanum.operators.attention import WHOLE, Window, attention, flash_flops, flash_shape, log_sum_exp, scratch
+from nanum.operators.balanced_ring import balanced_ring
 from nanum.operators.exchange import exchange
 from nanum.operators.gathered_keys import gathered_keys
 from nanum.operators.overlapped_ring import overlapped_ring
@@ -43,6 +44,8 @@ def _attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float, win
         return attention(t, q, keys, values, probability, window)
     if t.context == "ring" and t.conventions.ring_overlaps:
         return overlapped_ring(t, q, k, v, window.keys(t.shapes.dims["S"]), AXIS)
+    if t.context == "ring" and t.shapes.at is None:
+        return balanced_ring(t, q, k, v, window.keys(t.shapes.dims["S"]), AXIS, _in_ring)
     if t.context == "ring":
         return _ring(t, q, k, v, window)
     return attention(t, q, k, v, probability, window)
@@ -83,8 +86,7 @@ def _blocks(t: Tape) -> int:
 def _ring_forward(t: Tape, q: Tensor, k: Tensor, v: Tensor, flops: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The output, its log-sum-exp, and the keys and values of other ranks, which are there until it returns."""
     seen = _blocks(t)
-    with t.region(RING):
-        own, _, others = _round(t, k, v)
+    own, _, others = _in_ring(t, k, v)
     block, total, lse = _block(t, q, (own,), flops)
     for _ in range(1, seen):
         block, wide, block_lse = _block(t, q, (others, block, total, lse), flops)
@@ -147,6 +149,11 @@ def _ring_backward(
 
 def _pair(k: Tensor) -> Tensor:
     return Tensor("kv", ("pair", *k.dims), k.split, k.dtype)
+
+
+def _in_ring(t: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    with t.region(RING):
+        return _round(t, k, v)
 
 
 def _round(t: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -175,7 +175,7 @@ def bias_apart(t: Tape, y: Tensor, name: str, by: Tensor) -> Tensor:
     here = t.resharded(by, {d: y.split[d] for d in ("E", "N") if d in y.split})
     whole = y.like(name="with_bias", dtype=by.dtype)
     experts, once = t.shapes.elements(("E",), y.split), t.shapes.bytes(whole)
-    t.emit("expert_bias", (y, b, here), (whole,), besides=2 * once, launches=2 * experts)  # the product, written and read
+    t.emit("expert_bias", (y, b, here), (whole,), besides=2 * once, launches=2 * experts)  # their product too
     out = t.kernel("cat", (whole,), whole)
     if t.half:
         out = t.kernel("to_half", (out,), y)

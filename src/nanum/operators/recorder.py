@@ -57,7 +57,7 @@ class Recorder:
     backward: list[Op] = field(default_factory=list)
     _phase: Phase = "forward"
     _regions: tuple[str, ...] = ()
-    _hosted: Hosted = Hosted()  # of what is emitted
+    _hosted: Hosted = field(default_factory=Hosted)  # of what is emitted
     _requires: set[Tensor] = field(default_factory=set)  # tensors whose gradient is needed
 
     # --- what is trained --------------------------------------------------------------------------------------------

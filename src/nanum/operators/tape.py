@@ -247,7 +247,8 @@ class Tape(Recorder):
         if self.conventions.fp8 != "kept":
             self._quantized.clear()
         self._moved = self._outlives_forward(self._moved)
-        for transpose, self._hosted in reversed(self._transposes):  # a graph of forward has its twin of backward
+        for transpose, hosted in reversed(self._transposes):
+            self._hosted = hosted  # a graph of the forward pass has its twin of the backward
             transpose()
         self._hosted = Hosted()
 

@@ -36,10 +36,7 @@ OF_HALVES = (
     "the order of parameters in which PyTorch makes weights' gradients apart (what is held in passing differs), and "
     "kernels of a forward and a backward that overlap (DualPipeV): they take as long as one after the other",
 )
-OF_A_RING = (
-    "a ring's exchanges beside its attention (each is waited for, but Megatron's), and what puts its partial results "
-    "together",
-)
+OF_A_RING = ("a ring's exchanges beside its attention (each is waited for, but Megatron's)",)
 OF_NODES = (
     "DeepEP's buffers in transit, and the multiprocessors that it takes; routers are taken to choose all experts alike",
 )

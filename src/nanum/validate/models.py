@@ -27,6 +27,7 @@ def model_of(row: Row, source: Source, reasons: list[str]) -> Model | None:
     if missing:
         reasons.append(f"the model's size is not stated ({', '.join(missing)})")
         return None
+    assert vocab is not None
     if source.public_models and (public := _public(row, vocab)):
         return public
     gated = source.family == "llama"
@@ -67,7 +68,11 @@ def _public(row: Row, vocab: int) -> Model | None:
     if preset is None:
         return None
     model = preset.model()
-    stated = {"hidden": model.hidden_size, "layers": model.num_hidden_layers, "heads": model.attention.num_attention_heads}
+    stated = {
+        "hidden": model.hidden_size,
+        "layers": model.num_hidden_layers,
+        "heads": model.attention.num_attention_heads,
+    }
     if any(row[f"model.{name}"] != size for name, size in stated.items()):
         return None
     return replace(model, name=row["model.name"], vocab_size=vocab, max_position_embeddings=row["model.seq"])

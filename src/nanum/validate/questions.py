@@ -211,17 +211,17 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
         attention=source.attention,
         compile="torch.compile" in (row["overlap"] or ""),
         virtual_stages=chunks,
-        cp_kind=_cp_kind(row, source),
+        cp_kind=_cp_kind(row),
         fp8_gather="fp8 all-gather" in (row["precision"] or ""),
         grad_sync="each" if zero == 3 else "last",
     )
     return Layout(1, dp, cp, tp, pp, micro_batch, structure, ep=ep)
 
 
-def _cp_kind(row: Row, source: Source) -> Literal["ring", "allgather", "ulysses"]:
+def _cp_kind(row: Row) -> Literal["ring", "allgather", "ulysses"]:
     if "a2a" in (row["overlap"] or ""):
         return "ulysses"
-    return "allgather" if source.fully_shards else "ring"
+    return "ring"
 
 
 def _schedule(row: Row, pp: int, source: Source, why: list[str]) -> tuple[Schedule | None, int]:
