@@ -172,6 +172,26 @@ def test_experts_and_latent_attention_are_the_rows(questions: dict[str, Question
     assert (found.layout.ep, found.layout.structure.own_experts) == (8, True)
 
 
+def test_a_public_model_has_what_its_row_leaves_out(questions: dict[str, Question | list[str]]) -> None:
+    """Megatron-Bridge's models are the published ones; llm-foundry's MPT is of its own recipe, which has biases."""
+    gpt, qwen, deepseek, kimi, mpt = (
+        questions[name].model  # type: ignore[union-attr]
+        for name in (
+            "mbridge-26.04-gptoss120b-b200-bf16-g64-123",
+            "mbridge-26.04-qwen330ba3b-b300-mxfp8-g8-127",
+            "mbridge-26.04-deepseekv3-gb200-mxfp8-g256-117",
+            "mbridge-26.04-kimik2-gb300-mxfp8-g256-146",
+            "mpt-7b-s2048-g512-h100_80gb-m6-gb3072",
+        )
+    )
+    assert (gpt.attention.sinks, gpt.attention.qkv_bias, gpt.mlp.expert.bias, gpt.mlp.router_bias) == (True,) * 4
+    assert qwen.attention.qk_norm == "head"
+    assert (deepseek.mlp.groups, deepseek.mlp.group_topk) == (8, 4)
+    assert kimi.attention.kv_lora_rank == 512
+    assert {model.max_position_embeddings for model in (gpt, qwen, deepseek, kimi)} == {4096}
+    assert mpt.attention.qkv_bias
+
+
 def test_windows_come_before_whole_attention(questions: dict[str, Question | list[str]]) -> None:
     found = questions["mbridge-26.04-gptoss120b-b200-bf16-g64-123"]
     assert isinstance(found, Question)

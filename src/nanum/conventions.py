@@ -115,6 +115,11 @@ def fp8_gather(job: Job, structure: Structure) -> bool:
     return structure.fp8_gather and job.precision == "fp8"
 
 
+TpBehind = Literal["none", "own", "all"]
+"""`own` are those of one product alone: its result as it is, or its operand as it arrives. A sum of several results is
+not, nor what is quantized when it has been gathered."""
+
+
 @dataclass(frozen=True)
 class Conventions:
     numerics: Numerics
@@ -183,7 +188,7 @@ class Conventions:
     buckets: Buckets = Buckets()
     gathers_to_lists: bool = False  # what ZeRO-3 gathers, or scatters, is copied to or from a list, rank by rank
     reduces_beside: bool = True  # do Megatron's buckets, and ZeRO-3's weights, travel beside the passes?
-    tp_behind: bool = False  # are tensor parallelism's gathers and scatters cut into pieces, beside their products?
+    tp_behind: TpBehind = "none"  # which of tensor parallelism's gathers and scatters are in pieces, beside products
     ep_behind: bool = False  # do experts' exchanges run beside the compute of another micro-batch?
     calls: int = 1  # kernels launched for an operation that a step counts as one: casts, transposes, biases
     graphed: frozenset[str] = frozenset()  # regions of which a CUDA graph has the kernels: the host launches none

@@ -135,7 +135,7 @@ def bridge(*, overlaps: str, graphs: str, grads: str) -> Engine:
     def recipe(stated: Conventions, job: Job) -> Conventions:
         return replace(
             stated,
-            tp_behind="tp_comm_overlap" in overlaps,
+            tp_behind="all" if "tp_comm_overlap" in overlaps else "none",
             ep_behind="overlap_moe_expert_parallel_comm" in overlaps,
             calls=0 if graphs == "full" else stated.calls,
             graphed=GRAPHED.get(graphs, frozenset()),

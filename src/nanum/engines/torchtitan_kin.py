@@ -41,11 +41,11 @@ def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
 
 def asynchronous(engine: Engine) -> Engine:
     """With `experimental.enable_async_tensor_parallel`: gathers and scatters of tensor parallelism are in pieces, each
-    beside the product of another (PyTorch's symmetric memory, `_micro_pipeline_tp`).
+    beside the product of another (PyTorch's symmetric memory, `_micro_pipeline_tp`), where it is a product's own.
     """
 
     def behind(model: Model, job: Job, structure: Structure) -> Conventions:
-        return replace(engine.conventions(model, job, structure), tp_behind=True)
+        return replace(engine.conventions(model, job, structure), tp_behind="own")
 
     return replace(engine, version=f"{engine.version}, asynchronous tensor parallelism", conventions=behind)
 

@@ -10,7 +10,7 @@ from typing import Any
 from nanum.arrays import most
 from nanum.collectives import wire_bytes
 from nanum.operators.recorder import Recorder
-from nanum.program import EXPERTS_STREAM, EXPERTS_TICKET, Collective, Phase
+from nanum.program import EXPERTS_STREAM, EXPERTS_TICKET, Collective, Compute, Phase
 from nanum.sharding import Move, Shapes, Tensor, places
 
 
@@ -78,11 +78,25 @@ def carry_out(t: Recorder, move: Move, source: Tensor, what: str | None) -> None
 def _send(t: Recorder, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], node: Collective) -> None:
     """Beside the compute, where the engine does so."""
     kind = node.kind
-    if t.conventions.tp_behind and node.axes == ("tp",) and kind in ("all_gather", "reduce_scatter"):
+    if node.axes == ("tp",) and kind in ("all_gather", "reduce_scatter") and _behind_product(t, kind, reads[0]):
         node = replace(node, behind="product")
     elif t.conventions.ep_behind and kind == "all_to_all" and "ep" in node.axes:
         node = node.started(node.phase, EXPERTS_STREAM, EXPERTS_TICKET)
     t.record(kind, reads, writes, node)
+
+
+def _behind_product(t: Recorder, kind: str, source: Tensor) -> bool:
+    """Does the engine cut this exchange into pieces, beside a product's? PyTorch does so where a reduce-scatter reads a
+    product, or products what a gather writes (torch/_inductor/fx_passes/micro_pipeline_tp.py: `_find_producer_matmul`,
+    `_find_consumer_matmuls`); Transformer Engine's user buffers take all.
+    """
+    c = t.conventions
+    if c.tp_behind != "own":
+        return c.tp_behind == "all"
+    if kind == "all_gather":
+        return c.fp8 == "none" or c.fp8_exchanges
+    made = next((op.node for op in reversed(t.ops) if source in op.writes), None)
+    return isinstance(made, Compute) and bool(made.shape) and not made.attention
 
 
 def _scratch(t: Recorder, node: Collective) -> tuple[Tensor, ...]:
