@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from bench.calibrate import ENOUGH, _rows, quantiles, question
+from bench.calibrate import ENOUGH, HOLDS, TAILS, _rows, held, quantiles, question
 from nanum.account.coefficients import coefficients
 from nanum.calibration import Belief, belief, steps_of
 from nanum.calibration.update import in_turn, looked
@@ -39,9 +39,6 @@ USUAL, PENALTY = 0.1, 0.03
 missed is the same to a tenth of a percent; the largest keeps a link's from 0.57."""
 MOST_OF_A_GROUP = 40
 SEVERAL = 3
-HOLDS = 0.8
-TAILS = np.linspace(0.1, 0.01, 19)
-"""What lies below a range, and above it, of the runs that it is made of: the narrowest that holds enough is taken."""
 SEED = 0
 
 
@@ -82,8 +79,9 @@ def _ranges(missed: Missed, groups: list[Group], sources: list[str]) -> dict[str
     """For all, and for each source that is left out."""
     for tail in TAILS:
         found = {name: _of(missed, groups, [n for n in sources if n != name], tail, name) for name in ("", *sources)}
-        held = [_held_by(found[name], missed, name) for name in sources if np.any(missed[1] == name)]
-        if np.mean(held) >= HOLDS:
+        here = {name: missed[1] == name for name in sources}
+        share = [held(found[name], missed[0][one], missed[2][one]) for name, one in here.items() if np.any(one)]
+        if np.mean(share) >= HOLDS:
             break
     return found
 
@@ -102,14 +100,6 @@ def _of(missed: Missed, groups: list[Group], names: list[str], tail: float, with
             low, high = max(low, least), min(high, most)
         ranges[kind] = low, high
     return ranges
-
-
-def _held_by(of: Ranges, missed: Missed, name: str) -> float:
-    """The share of a source's pairs in its range."""
-    ratio, sources, moe = missed
-    here = sources == name
-    low, high = (np.where(moe[here], of["moe"][i], of["dense"][i]) for i in (0, 1))
-    return float(np.mean((low <= ratio[here]) & (ratio[here] <= high)))
 
 
 def alike(asked: Question) -> tuple[Any, ...]:
