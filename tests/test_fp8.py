@@ -178,10 +178,10 @@ def test_what_tensor_parallelism_gathers_for_linear_layers_is_of_a_byte() -> Non
 
 
 def test_products_by_rows_are_of_today_s_torchtitan_alone() -> None:
-    for engine, rows in (("torchtitan", True), ("torch", False), ("megatron", False)):
+    for engine, scales in (("torchtitan", "rows"), ("torch", "tensor"), ("megatron", "tensor")):
         products = [n for n in kernels(parts(engine, "fp8").bodies.layers[0]) if n.shape and n.dtype == "fp8"]
         assert products
-        assert {n.by_rows for n in products} == {rows}, engine
+        assert {n.scales for n in products} == {scales}, engine
 
 
 def test_today_s_torchtitan_gathers_activations_in_high_precision() -> None:

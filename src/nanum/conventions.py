@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from nanum.dtypes import NF4
+from nanum.dtypes import NF4, Scales
 from nanum.job import Job, Trained
 from nanum.layout import Structure
 from nanum.states import States
@@ -166,7 +166,7 @@ class Conventions:
     parks: Literal["none", "layer ahead", "as needed"] = "none"  # how offloaded activations travel: `parallel.parked`
     fp8: Fp8 = "none"
     fp8_gather: bool = False  # weights of linear layers are gathered in fp8, quantized before, with a scale each
-    fp8_by_rows: bool = False  # what is remade has a scale for each row of what is summed, not one
+    fp8_scales: Scales = "tensor"
     fp8_exchanges: bool = False  # what tensor parallelism gathers for such layers is quantized before, by one scale
     values_are_views: bool = True  # latent attention's values lie in what they were projected to, with keys beside them
     prefetches_units: bool = False  # backward gathers the whole next unit ahead; else of several groups the last alone
@@ -175,6 +175,7 @@ class Conventions:
     attention_library: Literal["flash", "cudnn", "triton"] = (
         "flash"  # FlashAttention 2, cuDNN's (Transformer Engine's choice), or FlashAttention 1 in Triton
     )
+    repeats_keys: bool = False  # keys and values are copied for each head of queries before attention
     gathers_keys_again: bool = False  # gathered keys are gathered again in backward (Transformer Engine), or kept
     cpu_attention: bool = False  # PyTorch's flash kernel of CPUs: it has scratch, and wants a mask of gathered keys
     reduce_copies: bool = False  # gloo reduces a copy of what it scatters

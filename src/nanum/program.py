@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from nanum.dtypes import Scales
+
 Quantity = Any  # int | float | np.ndarray: one number, or one for each of many layouts
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 Operands = Literal["nt", "nn", "tn", "tt"]
@@ -55,7 +57,7 @@ class Compute:
     tensors: Quantity = 0  # parameters that an optimizer goes over, one by one
     sharded: bool = False  # are they DTensors?
     products: Quantity = 1
-    by_rows: bool = False  # of an fp8 matmul: has each operand a scale for a row of what is summed, not one for all?
+    scales: Scales = "tensor"  # of an fp8 matmul's operands
     element_bytes: int = 2  # of a matmul: what is written for each element of its result, and read where it is added to
     launches: Quantity = 1
     calls: int = 1  # of kernels by the host, where an engine's code launches more than this operation counts

@@ -91,7 +91,7 @@ class Coefficients:
     matmul_unhidden: Stated
     matmul_tile: Stated
     matmul_best_fraction: Stated
-    matmul_by_rows: Stated
+    matmul_by: Mapping[str, Stated]  # of fp8, by `dtypes.Scales`, over one with a scale for all of an operand
     launch_seconds: Stated
     families: tuple[Family, ...]
     fitted: Fitted
@@ -149,7 +149,7 @@ def coefficients(without: str = "") -> Coefficients:
         matmul_unhidden=Stated(**table["matmul"]["unhidden"]),
         matmul_tile=Stated(**table["matmul"]["tile"]),
         matmul_best_fraction=Stated(**table["matmul"]["best_fraction"]),
-        matmul_by_rows=Stated(**table["matmul"]["by_rows"]),
+        matmul_by={scales: Stated(**table["matmul"][f"by_{scales}"]) for scales in ("rows", "blocks")},
         launch_seconds=Stated(**table["launch"]["seconds"]),
         families=families,
         fitted=Fitted(**{name: Stated(**entry) for name, entry in fitted.items()}),

@@ -144,12 +144,12 @@ class Cost:
 
     def _matmul_rate(self, node: Compute) -> Quantity:
         """FLOPs a second of an endless matmul. A batch of products of half precision, one of whose sizes is no multiple
-        of `ALIGNED`, has kernels without tensor cores: the rate of fp32's. One of fp8 `by_rows` has kernels of its own.
+        of `ALIGNED`, has kernels without tensor cores: the rate of fp32's. Those of fp8 with many `scales` are others.
         """
         rate = self._rates_of(node.dtype).matmul
-        if node.by_rows:
-            self._stood_in.add("by rows")
-            return rate * self.coefficients.matmul_by_rows.value
+        if node.scales != "tensor":
+            self._stood_in.add(node.scales)
+            return rate * self.coefficients.matmul_by[node.scales].value
         if node.dtype not in ("bf16", "fp16") or "fp32" not in self.cluster.chip.peak_flops_per_second:
             return rate
         m, n, k = node.shape
@@ -344,7 +344,7 @@ class Cost:
     def _coefficients_used(self) -> list[tuple[str, Stated, str]]:
         known, chip = self.coefficients, self.cluster.chip
         family, fitted = known.family(chip.name), known.fitted
-        by_rows, slots = "by rows" in self._stood_in, "slots" in self._stood_in
+        slots, scaled = "slots" in self._stood_in, [s for s in known.matmul_by if s in self._stood_in]
         stated = []
         for dtype in self._rates:
             best = chip.best_flops_per_second.get(dtype)
@@ -362,7 +362,7 @@ class Cost:
                 ("matmul tile, in tiles of each multiprocessor", known.matmul_tile, "count"),
                 ("matmul in a step over alone", fitted.matmul, "ratio"),
                 (f"matmul typical over best, {family.name} family", family.matmul or fitted.matmul_untabled, "ratio"),
-                *([("fp8 matmul with scales of rows over one", known.matmul_by_rows, "ratio")] if by_rows else []),
+                *((f"fp8 matmul with scales of {s} over one", known.matmul_by[s], "ratio") for s in scaled),
             ],
             "attention": [
                 *(

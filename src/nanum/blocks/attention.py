@@ -8,7 +8,7 @@ from nanum.blocks.body import Streams
 from nanum.model import Attention, LatentAttention, LinearAttention
 from nanum.operators.attention import Window
 from nanum.operators.context_parallel import context_attention
-from nanum.operators.elementwise import known_by_result, rotary, scaled
+from nanum.operators.elementwise import known_by_result, repeated, rotary, scaled
 from nanum.operators.matmul import linear
 from nanum.operators.norm import norm
 from nanum.operators.relative import biased_attention
@@ -43,11 +43,14 @@ def self_attention(
     gate = column("wq_gate", "Q") if a.gated else None
     if a.qk_norm != "none":
         q, k = _normed(t, q, "q_norm", a), _normed(t, k, "k_norm", a)
-    rotated = (rotary(t, q, a.rotary_dim), rotary(t, k, a.rotary_dim)) if turns and a.rotary_dim else (q, k)
+    turned, keys = (rotary(t, q, a.rotary_dim), rotary(t, k, a.rotary_dim)) if turns and a.rotary_dim else (q, k)
+    values = v
+    if t.conventions.repeats_keys and a.num_key_value_heads < a.num_attention_heads:
+        keys, values = repeated(t, keys, q), repeated(t, values, q)
     if bias is not None:
         core = biased_attention(t, q, k, v, bias, a.dropout)
     else:
-        core = context_attention(t, *rotated, v, a.dropout, Window(a.window, a.chunked, a.causal))
+        core = context_attention(t, turned, keys, values, a.dropout, Window(a.window, a.chunked, a.causal))
     if a.sinks:
         core = _drained(t, core)
     if gate is not None:

@@ -124,12 +124,13 @@ in the router's where they do not run beside the exchange (transformer_layer.py:
 
 
 @cache
-def bridge(*, overlaps: str, graphs: str, grads: str) -> Engine:
+def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False) -> Engine:
     """Megatron-Bridge, as its recipes set it (scripts/performance). Exchanges run beside what they belong to: those of
     tensor parallelism beside its products (`tp_comm_overlap`, Transformer Engine's user buffers), those of experts
     beside another micro-batch (`overlap_moe_expert_parallel_comm`; here beside its own pass's compute, which is as
-    long, and is there too where there is but one micro-batch). Gradients are reduced in fp32, or in `grads`. Kernels in
-    a CUDA graph are not launched one by one: those of `GRAPHED`, or all in a `full` one.
+    long, and is there too where there is but one micro-batch). Gradients are reduced in fp32, or in `grads`; fp8 has
+    scales of `blocks` (MXFP8), or of tensors. Kernels in a CUDA graph are not launched one by one: those of `GRAPHED`,
+    or all in a `full` one.
     """
 
     def recipe(stated: Conventions, job: Job) -> Conventions:
@@ -139,6 +140,7 @@ def bridge(*, overlaps: str, graphs: str, grads: str) -> Engine:
             ep_behind="overlap_moe_expert_parallel_comm" in overlaps,
             calls=0 if graphs == "full" else stated.calls,
             graphed=GRAPHED.get(graphs, frozenset()),
+            fp8_scales="blocks" if blocks else "tensor",
             numerics=replace(stated.numerics, grad_dtype=grads or stated.numerics.grad_dtype),
         )
 

@@ -43,7 +43,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         units="root" if model.tie_word_embeddings or model.encoder_layers else "ends",
         root_reshards=False,
         fp8="remade" if job.precision == "fp8" else "none",  # torchao, float8_linear.py; weights are gathered in bf16
-        fp8_by_rows=True,  # components/quantization/float8.py: recipe_name
+        fp8_scales="rows",  # components/quantization/float8.py: recipe_name
         prefetches_units=True,  # parallelize.py: set_modules_to_backward_prefetch, of layers of experts
         expert_weights="before",  # models/moe: score_before_experts
     )

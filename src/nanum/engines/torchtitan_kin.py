@@ -28,7 +28,12 @@ def by_tensors(model: Model, job: Job, structure: Structure) -> Conventions:
     (parallelize.py: `enable_float8_tensorwise_tp`), and FSDP where it is asked to.
     """
     gathers = fp8_gather(job, structure)  # float8.enable_fsdp_float8_all_gather
-    return replace(conventions(model, job, structure), fp8_by_rows=False, fp8_gather=gathers, fp8_exchanges=True)
+    return replace(repeating(model, job, structure), fp8_scales="tensor", fp8_gather=gathers, fp8_exchanges=True)
+
+
+def repeating(model: Model, job: Job, structure: Structure) -> Conventions:
+    """Until January 2026 (ff0829c10) a head of keys and values was copied for each of queries (model.py: `repeat_kv`)."""
+    return replace(conventions(model, job, structure), repeats_keys=True)
 
 
 def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
@@ -51,6 +56,7 @@ def asynchronous(engine: Engine) -> Engine:
 
 
 TENSORWISE = replace(TORCHTITAN, version="of 2025, fp8 by tensors", conventions=by_tensors, fp8_gathers=True)
+ROWWISE = replace(TORCHTITAN, version="of 2025, fp8 by rows", conventions=repeating)
 LLM_FOUNDRY = replace(TORCHTITAN, name="torchtitan for llm-foundry", conventions=of_llm_foundry)
 TORCHTITAN_2024 = replace(
     TORCHTITAN,

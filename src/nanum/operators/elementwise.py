@@ -125,6 +125,17 @@ def scaled(t: Tape, x: Tensor, by: Tensor, name: str) -> Tensor:
     return t.then(y, transpose)
 
 
+def repeated(t: Tape, x: Tensor, like: Tensor) -> Tensor:
+    """Each of a few heads copied for all heads of queries, whose tensor is `like`; the copies' gradients are summed."""
+    t.emit("repeat", (x,), (y := like.like(name="repeated"),))
+
+    def transpose() -> None:
+        t.emit("d_repeat", (t.grad(y),), (dx := x.like(name="d_" + x.name),))
+        t.add_grad(x, dx)
+
+    return t.then(y, transpose)
+
+
 def rotary(t: Tape, x: Tensor, turned: int | None = None) -> Tensor:
     """Rotary positions: linear in x, so nothing of it is saved. Eager: halves are cut, negated, joined and scaled. Of
     each head only `turned` entries may be, the others then being joined to them again.

@@ -45,7 +45,7 @@ def turned_round(t: Recorder, x: Tensor) -> Tensor:
 
 def for_other_product(t: Recorder, small: Tensor, gradient: Tensor) -> Tensor:
     """The gradient that one product reads as it is, for the other: its copy, or with scales of the other dim."""
-    if t.conventions.fp8_by_rows and gradient.dtype != "fp8":
+    if t.conventions.fp8_scales == "rows" and gradient.dtype != "fp8":
         return quantized(t, gradient, {})
     return turned_round(t, small)
 

@@ -147,7 +147,7 @@ class Recorder:
         kernel = Compute(
             name, self._phase, flops, moved, dtype or self.dtype, shape,
             self.conventions.attention_library if attention else "", operands,
-            products=products, by_rows=dtype == "fp8" and bool(shape) and self.conventions.fp8_by_rows,
+            products=products, scales=self.conventions.fp8_scales if dtype == "fp8" and shape else "tensor",
             launches=launches, calls=self.calls, expert_by_expert=self._expert_by_expert,
             element_bytes=element_bytes or ITEMSIZE[self.dtype],
         )  # fmt: skip

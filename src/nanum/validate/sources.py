@@ -10,7 +10,7 @@ from typing import Literal
 from nanum import engines
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
-from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TENSORWISE, TORCHTITAN_2024, asynchronous
+from nanum.engines.torchtitan_kin import LLM_FOUNDRY, ROWWISE, TENSORWISE, TORCHTITAN_2024, asynchronous
 from nanum.job import Precision
 from nanum.layout import Dispatcher, Recompute
 from nanum.validate.rows import Row
@@ -58,6 +58,11 @@ class Source:
 GPT = "GPT: LayerNorm with bias, learned positions, GELU, biases, dropout 0.1 (Megatron's default), tied embeddings"
 NO_OVERLAP = "gradients are reduced after the last backward, and not beside it"
 FP8 = "fp8 of any recipe is taken for one: linear layers of one byte an operand"
+FP8_OF_TE = (
+    "fp8 is MXFP8 where a row says so, and else has one scale for a tensor: linear layers of one byte an operand"
+)
+BLOCKS = ("MXFP8", "FP8-MX")
+"""Precisions of rows whose scales are of blocks."""
 LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
 OMNI_PATH = "four Omni-Path links of 100 Gb/s a node (JeanZay)"
 NVIDIA_SMI = "memory is what nvidia-smi shows, in GiB"
@@ -77,7 +82,7 @@ _BRIDGE = Source(
         "fp8 attention and fused experts of 26.06 are not modelled",
         "Grace-Blackwell GPUs: one NVLink domain of up to 72, all used",
         "models are the published ones of their names: biases, sinks, norms of heads, groups of experts",
-        FP8,
+        FP8_OF_TE,
     ),
     public_models=True,
     zero=1,
@@ -97,7 +102,7 @@ _TITAN_2025 = replace(
     _TITAN,
     engine=TENSORWISE,
     assumed=(
-        "today's torchtitan, where it was 2025's; of then, fp8 by tensors, which it has no more",
+        "today's torchtitan, where it was 2025's; of then, repeated keys, and fp8 by tensors where rows say so",
         *_TITAN.assumed[:1],
     ),
 )
@@ -167,10 +172,11 @@ def source_of(row: Row) -> Source:
     if zero == 3 and row.source in ("sc21", "jz"):
         return replace(known, engine=kin.ZERO_3_OF_2021, zero=3)
     if row.source == "titan25" and "rowwise" in (row["precision"] or ""):
-        known = replace(known, engine="torchtitan")
+        known = replace(known, engine=ROWWISE)
     if "async TP" in (row["overlap"] or ""):
         return replace(known, engine=asynchronous(known.loaded()))
     if known.engine is kin.BRIDGE:
         stated = {"graphs": row["cuda_graphs"] or "none", "grads": row["grad_reduce"] or ""}
-        return replace(known, engine=kin.bridge(overlaps=row["overlap"] or "tp_comm_overlap", **stated))
+        blocks = (row["precision"] or "") in BLOCKS
+        return replace(known, engine=kin.bridge(overlaps=row["overlap"] or "tp_comm_overlap", blocks=blocks, **stated))
     return known
