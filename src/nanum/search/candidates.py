@@ -17,6 +17,7 @@ from nanum.layout import Layout, Recompute, Schedule, Structure, TensorParallel
 from nanum.model import Experts, Model
 from nanum.rules import GENERAL, WORLD, Rule
 from nanum.rules.dispatch import sharing_a_node
+from nanum.search.names import plainer
 
 SIZES = ("dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "ep")
 SCHEDULES: dict[bool, tuple[Schedule, ...]] = {True: ("1f1b", "gpipe"), False: ("1f1b",)}
@@ -110,7 +111,7 @@ def spread(model: Model, gpus: int) -> np.ndarray:
 
 def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: Structure | None = None) -> Candidates:
     """All layouts over the whole cluster, in the default rank order, with the kernels of `like` (flash, not compiled).
-    Each impossible one is counted once, under its first reason.
+    Each impossible one is counted once, under its first reason; one that is possible by a plainer name is left out.
     """
     found = Candidates()
     micro = 2 ** np.arange(int(np.log2(LARGEST_MICRO_BATCH)) + 1)
@@ -136,7 +137,28 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
         possible = _possible(rules, model, job, cluster, group, found.impossible)
         if possible.any():
             found.groups.append(group.at(possible))
-    return found
+    return _once(found, engine)
+
+
+def _once(found: Candidates, engine: Engine) -> Candidates:
+    """Without what is there by a plainer name too."""
+    names = {group.layout.structure: _names(group.layout) for group in found.groups}
+    groups = []
+    for group in found.groups:
+        again = np.zeros(len(group), bool)
+        for renamed, plain in plainer(group.layout, engine):
+            if renamed.any() and plain.structure in names:
+                again |= renamed & np.isin(_names(plain), names[plain.structure])
+        if not again.all():
+            groups.append(group.at(~again) if again.any() else group)
+    left_out = sum(map(len, found.groups)) - sum(map(len, groups))
+    return replace(found, groups=groups, enumerated=found.enumerated - left_out)
+
+
+def _names(layout: Layout) -> np.ndarray:
+    """A layout's sizes as one word, to be looked up."""
+    rows = np.stack([getattr(layout, size) for size in SIZES], axis=1)
+    return np.ascontiguousarray(rows, np.int64).view(f"S{8 * len(SIZES)}").ravel()
 
 
 def _possible(
