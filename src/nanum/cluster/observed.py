@@ -16,6 +16,7 @@
     layout = "dp_shard 8 · tp 8"     # in words, for people
     seconds = 3.2
     predicted_seconds = 3.6          # as it was before
+    doubts = []                      # why it may not be such a step: said again wherever the file is used
 
 `nanum predict … --observed 3.2s -o FILE.toml` writes it.
 """
@@ -59,6 +60,7 @@ def in_a_step(table: Table | None, where: str) -> InAStep | None:
                 **{key: each[key] for key in ("model", "engine", "precision", "layout")},
                 seconds=float(each["seconds"]),
                 predicted_seconds=float(each["predicted_seconds"]),
+                doubts=tuple(each.get("doubts", ())),
             )
             for each in table.get("observation", ())
         ),
