@@ -168,8 +168,8 @@ def _doubts(c: Calibration) -> Iterator[str]:
     seconds, before = format_seconds(c.seconds), format_seconds(c.learned.before_seconds)
     if _at_least_too_large(c):
         yield (
-            f"it does not fit: {_needed(c)} are needed, and no less by any range. What ran had another layout, batch or "
-            "recompute"
+            f"it does not fit: {_needed(c)} are needed, and hardly less by any range. Another layout, batch "
+            "or recompute is what ran"
         )
     if (least := c.least_seconds) > c.seconds:
         yield (
@@ -199,9 +199,9 @@ def _at_least_too_large(c: Calibration) -> bool:
 def _notes(c: Calibration) -> Iterator[str]:
     if not c.before.fits and not _at_least_too_large(c):
         yield f"it is predicted not to fit ({_needed(c)}), if narrowly: that it ran says that less is needed"
-    if at_bound := c.at_bound:
+    if at_bound := [WHAT[name] for name in c.at_bound]:
         yield (
-            f"at {'their bounds' if len(at_bound) > 1 else 'its bound'}: {'; '.join(WHAT[name] for name in at_bound)}; nothing is faster in a "
+            f"at {'their bounds' if len(at_bound) > 1 else 'its bound'}: {'; '.join(at_bound)}. Nothing is faster in a "
             "step than alone, nor beyond what any machine could be"
         )
     if c.before.cluster.measured:
