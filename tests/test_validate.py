@@ -353,7 +353,8 @@ def test_nothing_to_compare_is_bad_news(nanum: Run, tmp_path: Path) -> None:
 
 def test_a_bad_file_has_every_reason(nanum: Run, tmp_path: Path) -> None:
     bad = {**ROW, "id": "own-2", "micro_batch": 0, "model": {**ROW["model"], "layers": "many"}}  # type: ignore[dict-item]
-    file = lines(tmp_path / "rows.jsonl", ROW, "{", bad, ROW, {"model": []})
+    slips = {"micro_batchsize": 1, "note": "x", "measured": {"step_time": 1, "loss": 2.0}}
+    file = lines(tmp_path / "rows.jsonl", ROW, "{", bad, ROW, {"model": []}, {**ROW, "id": "own-3", **slips})
     done = nanum("validate", str(file))
     assert done.returncode == 2
     assert not done.stdout
@@ -365,8 +366,12 @@ def test_a_bad_file_has_every_reason(nanum: Run, tmp_path: Path) -> None:
         "line 4: id own-1 is line 1's already",
         "line 5: it has no id",
         "line 5: model = [] is not an object",
+        "line 6: unknown key micro_batchsize (did you mean micro_batch?)",
+        "line 6: unknown key note",
+        "line 6: unknown key measured.step_time (did you mean measured.step_time_s?)",
     ):
         assert reason in done.stderr
+    assert "loss" not in done.stderr  # another quantity of the run
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
