@@ -409,6 +409,21 @@ def test_the_page_fits_80_columns(scaled: Scaling) -> None:
         assert format_seconds(cut["step_seconds"]) in page
 
 
+def test_the_narrowest_terminal_gets_whole_words(scaled: Scaling) -> None:
+    """Of the headings of each point, and of what each cut is."""
+    document = scaled.to_dict()
+    console = Console(file=io.StringIO(), width=40)
+    print_scaling(document, console)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 40
+    page = " ".join(" ".join(lines).split())
+    for cut in document["cuts"]:
+        assert cut["what"] in page
+    for point in document["points"]:
+        assert f"efficiency {point['efficiency']:.1%}; over the first" in page
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "gpus"),
     [
