@@ -233,19 +233,31 @@ class Prediction:
         return float(self.alone.busy_seconds + self.alone.optimizer_seconds)
 
     @cached_property
-    def alone(self) -> StageTime:
-        """The time of the same step on one GPU, were its memory large enough."""
+    def one_gpu_bytes(self) -> int:
+        """What that step needs of one GPU's memory."""
+        return replace(self, cluster=self._one_gpu, layout=self._layout_alone).worst.device_bytes
+
+    @property
+    def _one_gpu(self) -> Cluster:
+        return replace(self.cluster, nodes=1, gpus_per_node=1)
+
+    @property
+    def _layout_alone(self) -> Layout:
         at = self.layout.structure
         again = at.recompute_layers * self.layout.pp * at.virtual_stages  # of one stage, what were those of each
         structure = replace(at, tensor="none", pipelined=False, cp_kind="none", recompute_layers=again)
-        layout = Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure)
-        layout = _one_of(layout)
+        return _one_of(Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure))
+
+    @cached_property
+    def alone(self) -> StageTime:
+        """The time of the same step on one GPU, were its memory large enough."""
+        layout = self._layout_alone
         made_of = self.model, self.job, self.cluster, self.engine, self.coefficients, layout
         return _ALONE(made_of, lambda: self._time_alone(layout))
 
     def _time_alone(self, layout: Layout) -> StageTime:
-        alone = replace(self.cluster, nodes=1, gpus_per_node=1)
-        return stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout, self.coefficients))
+        step = build(self.model, self.job, layout, self.engine, 0)
+        return stage_time(step, Cost(self._one_gpu, layout, self.coefficients))
 
     # --- exchanges ----------------------------------------------------------------------------------------------------
     @cached_property

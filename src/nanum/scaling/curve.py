@@ -86,6 +86,12 @@ class Curve:
         """As the laws take them."""
         return [(point.gpus, point.speedup) for point in self.points]
 
+    @property
+    def pairs_over_first(self) -> list[Pair]:
+        """The same of the first count of GPUs as if it were one."""
+        first = self.predictions[0].cluster.gpus if self.predictions else 1
+        return [(point.gpus / first, point.speedup_over_first) for point in self.points]
+
     def serial_fraction(self, point: Point) -> float | None:
         """That explains one point: Karp and Flatt's or, in the weak form, of the time on the GPUs; None of one GPU."""
         n = point.gpus
