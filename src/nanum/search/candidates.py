@@ -42,7 +42,6 @@ class Group:
 @dataclass
 class Candidates:
     groups: list[Group] = field(default_factory=list)
-    enumerated: int = 0
     impossible: Counter[str] = field(default_factory=Counter)
 
 
@@ -126,7 +125,6 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
         rows = table[here]
         if not len(rows):
             continue
-        found.enumerated += len(rows)
         one = np.ones(len(rows), np.int64)
         within = engine.default_etp(rows[:, 2]) if structure.own_experts else rows[:, 2]
         sizes = dict(zip(SIZES, rows.T, strict=True))
@@ -151,8 +149,7 @@ def _once(found: Candidates, engine: Engine) -> Candidates:
                 again |= renamed & np.isin(_names(plain), names[plain.structure])
         if not again.all():
             groups.append(group.at(~again) if again.any() else group)
-    left_out = sum(map(len, found.groups)) - sum(map(len, groups))
-    return replace(found, groups=groups, enumerated=found.enumerated - left_out)
+    return replace(found, groups=groups)
 
 
 def _names(layout: Layout) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from nanum.engines.engine import Engine
-from nanum.layout import Layout
+from nanum.layout import Layout, Structure
 
 
 def plainer(layout: Layout, engine: Engine) -> Iterator[tuple[np.ndarray, Layout]]:
@@ -26,3 +26,11 @@ def plainer(layout: Layout, engine: Engine) -> Iterator[tuple[np.ndarray, Layout
             yield layout.dp_replicate > 1, replace(layout, dp_replicate=one, dp_shard=ranks)
         else:
             yield layout.dp_shard > 1, replace(layout, dp_replicate=ranks, dp_shard=one)
+
+
+def in_one_order(structure: Structure, num_microbatches: np.ndarray) -> np.ndarray:
+    """Which layouts are GPipe's by another schedule's name: of one micro-batch, which goes through a pipeline in one
+    order, and is told by 1F1B.
+    """
+    gpipe = structure.pipelined and structure.schedule == "gpipe"
+    return num_microbatches == 1 if gpipe else np.zeros(num_microbatches.shape, bool)
