@@ -499,7 +499,7 @@ def test_no_count_that_fits_is_bad_news(nanum: Run) -> None:
         ),
         (["--best", "--tp", "2", "--no-sp"], ["--best seeks a layout for each count of GPUs: leave out --tp, --sp"]),
         (["--dp-replicate", "4", "--dp-shard", "4"], ["dp_replicate·dp_shard = 16, but the cluster has 8 GPUs"]),
-        (["--gpus", "12"], ["the GPUs are not whole nodes of 8"]),
+        (["--gpus", "12,20"], ["on 12, 20 GPUs: the GPUs are not whole nodes of 8"]),
         (["--tp", "16"], ["tp 16 ranks do not divide the GPUs", "tp=16 does not divide num_attention_heads=12"]),
     ],
 )
