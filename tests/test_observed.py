@@ -142,6 +142,39 @@ def test_bounds_hold_and_it_is_said() -> None:
     assert "standard deviations off" in notes
 
 
+def test_no_range_goes_below_what_remains_where_nothing_is_slower_than_alone() -> None:
+    """Steps that no machine gives, until all are at their bounds: the least of the range is then what remains."""
+    p = asked()
+    for _ in range(8):
+        found = calibrate(p, 0.3 * seconds_of(asked()))
+        p = found.after
+        assert found.least_seconds == pytest.approx(p.least_seconds, rel=1e-12)
+        assert p.least_seconds <= p.time.step_seconds_low <= p.time.step_seconds
+    assert p.range.low * seconds_of(p) < p.least_seconds == p.time.step_seconds_low
+
+
+def test_a_doubt_goes_into_the_file_and_is_said_of_whatever_rests_on_it(nanum: Run, tmp_path: Path) -> None:
+    found = calibrate(asked(), 0.3 * seconds_of(asked()))
+    assert len(found.doubts) == 2
+    assert not slower().doubts
+    assert not slower().cluster.doubts
+    again = reread(found.cluster)
+    assert again == found.cluster
+    assert [each.split(": ", 1)[1] for each in again.doubts] == found.doubts
+    file = tmp_path / "lab.toml"
+    file.write_text(text(found.cluster), "utf-8")
+    done = nanum("predict", MODEL, str(file), *QUESTION[2:], "--json")
+    assert done.stderr.count("nanum: warning: ") == len(found.doubts)
+    assert "no machine of these chips and links takes" in done.stderr
+    assert json.loads(done.stdout)["cluster"]["doubts"] == list(again.doubts)
+
+
+def test_a_layout_that_does_not_fit_was_hardly_observed() -> None:
+    large = predict(load_model("llama-3.1-70b"), Job(4096, 64), load_cluster("1x8xh100-sxm"), Layout(dp_shard=8))
+    (doubt,) = calibrate(large, seconds_of(large)).doubts
+    assert doubt.startswith("it does not fit: ")
+
+
 def test_another_unit_is_refused() -> None:
     p = asked()
     for seconds in (seconds_of(p) * 1000, seconds_of(p) / 1000):
@@ -235,6 +268,11 @@ def known(value: float, **more: Any) -> dict[str, Any]:
     return {"value": value, "tag": "derived", "source": "a test"} | more
 
 
+def known_step(**more: Any) -> dict[str, Any]:
+    said = dict.fromkeys(("model", "engine", "precision", "layout"), "m")
+    return said | {"seconds": 1, "predicted_seconds": 1} | more
+
+
 def own(**table: Any) -> Cluster:
     return from_table({"nodes": 1, "gpus_per_node": 8, "chip": "h100-sxm", "in_a_step": table}, "l", where="l.toml")
 
@@ -255,16 +293,18 @@ def test_a_file_by_hand_may_say_some() -> None:
     ("table", "why"),
     [
         ({"matmul": known(1.2)}, "nothing is faster in a step than alone"),
+        ({"matmul": 7}, "in_a_step.matmul: 7 is not from 0.01 to 1: nothing is faster in a step than alone"),
         ({"matmull": known(0.9)}, "did you mean matmul"),
         ({"host_seconds": known(0, unit="s")}, "is not from 1e-08 to 0.01"),
         ({"memory": {"value": 0.9}}, "no tag; no source"),
         ({"covariance": {"clock": [1]}}, "no coefficient 'clock'"),
-        ({"covariance": {"matmul": [1, 2]}}, "is not a list of 1 numbers"),
+        ({"covariance": {"matmul": [1, 2]}}, "covariance.matmul = [1, 2] is not a list of one number, one for each"),
         ({"covariance": {"matmul": [1, 0.5], "memory": [0.4, 1]}}, "not symmetric"),
         ({"covariance": {"matmul": [1, 2], "memory": [2, 1]}}, "a variance below 0"),
         ({"covariance": {"matmul": [-1]}}, "is not above 0"),
-        ({"covariance": {"matmul": [float("nan")]}}, "is not a list of 1 numbers"),
-        ({"covariance": [1]}, "is not a table"),
+        ({"covariance": {"matmul": [float("nan")]}}, "= [nan] is not a list of one number"),
+        ({"covariance": [1]}, "covariance = [1] is not a table of rows"),
+        ({"observation": [known_step(doubts="slow")]}, "doubts: 'slow' is not a list of printable texts"),
         ({"observation": [{"model": "m"}]}, "observation.0.engine is missing"),
     ],
 )

@@ -246,6 +246,49 @@ def test_the_amdahl_of_the_document(scaled: Scaling) -> None:
     assert [one["gpus"] for one in law["continued"]] == [points[-1]["gpus"] * 2**i for i in (1, 2, 3)]
 
 
+def page_of(found: Scaling) -> str:
+    console = Console(file=io.StringIO(), width=1000)
+    print_scaling(found.to_dict(), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_step_that_no_gpu_can_do_alone_is_measured_from_the_first_count() -> None:
+    """Its law is Amdahl's with each group of so many GPUs as one."""
+    large = load_model("llama-3.1-70b")
+    found = scale(large, Job(4096, 512), load_cluster("16x8xh100-sxm"), Layout(tp=8), gpus=(64, 128, 256))
+    document = found.to_dict()
+    assert document["one_gpu_fits"] is False
+    assert document["one_gpu_bytes"] > 16 * 70e9
+    points, law = document["points"], document["amdahl"]["over_first"]
+    assert law["gpus"] == points[0]["gpus"] == 64
+    assert law["serial_fraction"] == fit_amdahl([(p["gpus"] / 64, p["speedup_over_first"]) for p in points])
+    assert [one["gpus"] for one in law["curve"]] == [64, 128, 256, 512, 1024, 2048]
+    errors = [abs(one["speedup"] / p["speedup_over_first"] - 1) for one, p in zip(law["curve"], points, strict=False)]
+    assert law["worst_error"] == pytest.approx(max(errors))
+    half = law["gpus_at_half_efficiency"]
+    assert amdahl_speedup(law["serial_fraction"], half / 64) / (half / 64) == pytest.approx(0.5)
+    page = page_of(found)
+    assert "Efficiency over the first 64 GPUs" in page
+    assert "which is too small for this step" in page
+
+
+def test_where_one_gpu_can_do_the_step_the_law_is_of_it(scaled: Scaling) -> None:
+    assert scaled.one_gpu_fits
+    assert "too small" not in page_of(scaled)
+    assert "memory large enough" not in page_of(scaled)
+
+
+def test_one_count_makes_no_law() -> None:
+    found = scale(GPT2, Job(1024, 64), NODE, Layout(dp_shard=8), gpus=(8,))
+    document, page = found.to_dict(), page_of(found)
+    assert document["amdahl"]["over_first"] is None
+    assert document["amdahl"]["serial_fraction"] is not None  # Karp and Flatt's of that count
+    assert page.count("One count of GPUs makes no law") == 2
+    assert "Amdahl's law" not in page
+    assert "Gustafson's law" not in page
+
+
 def test_the_parts_add_up_to_the_serial_fraction(scaled: Scaling) -> None:
     serial = scaled.serial
     assert serial is not None
@@ -409,6 +452,21 @@ def test_the_page_fits_80_columns(scaled: Scaling) -> None:
         assert format_seconds(cut["step_seconds"]) in page
 
 
+def test_the_narrowest_terminal_gets_whole_words(scaled: Scaling) -> None:
+    """Of the headings of each point, and of what each cut is."""
+    document = scaled.to_dict()
+    console = Console(file=io.StringIO(), width=40)
+    print_scaling(document, console)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 40
+    page = " ".join(" ".join(lines).split())
+    for cut in document["cuts"]:
+        assert cut["what"] in page
+    for point in document["points"]:
+        assert f"efficiency {point['efficiency']:.1%}; over the first" in page
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "gpus"),
     [
@@ -441,7 +499,7 @@ def test_no_count_that_fits_is_bad_news(nanum: Run) -> None:
         ),
         (["--best", "--tp", "2", "--no-sp"], ["--best seeks a layout for each count of GPUs: leave out --tp, --sp"]),
         (["--dp-replicate", "4", "--dp-shard", "4"], ["dp_replicate·dp_shard = 16, but the cluster has 8 GPUs"]),
-        (["--gpus", "12"], ["the GPUs are not whole nodes of 8"]),
+        (["--gpus", "12,20"], ["on 12, 20 GPUs: the GPUs are not whole nodes of 8"]),
         (["--tp", "16"], ["tp 16 ranks do not divide the GPUs", "tp=16 does not divide num_attention_heads=12"]),
     ],
 )

@@ -341,8 +341,20 @@ def test_the_contract_of_the_document(nanum: Run, tmp_path: Path) -> None:
         }
     shown = nanum("validate", str(file), "--rows")
     assert shown.returncode == 0
-    for words in ("Step times", "Which layout is faster", "Memory, worst first", "own-1", "fp4 is not modelled"):
+    for words in ("Step times", "Which layout is faster", "Memory, worst first", "fp4 is not modelled"):
         assert words in shown.stdout
+    assert "own-1" in shown.stdout.splitlines()
+
+
+def test_a_long_id_is_whole_and_no_range_is_none(nanum: Run, tmp_path: Path) -> None:
+    """On a line of its own, wider than the terminal if need be. Of allocated memory there is no range to be in."""
+    name = f"own-{'x' * 90}"
+    counted = {"step_time_s": 1.5, "memory_gb": 20, "memory_def": "GB allocated"}
+    file = lines(tmp_path / "rows.jsonl", {**ROW, "id": name, "measured": counted})
+    shown = nanum("validate", str(file), "--rows").stdout.splitlines()
+    assert shown.count(name) == 2
+    memory = shown[shown.index("Memory") :]
+    assert next(line for line in memory if line.startswith("own ")).split()[-2:] == ["-", "-"]
 
 
 def test_nothing_to_compare_is_bad_news(nanum: Run, tmp_path: Path) -> None:
@@ -353,7 +365,8 @@ def test_nothing_to_compare_is_bad_news(nanum: Run, tmp_path: Path) -> None:
 
 def test_a_bad_file_has_every_reason(nanum: Run, tmp_path: Path) -> None:
     bad = {**ROW, "id": "own-2", "micro_batch": 0, "model": {**ROW["model"], "layers": "many"}}  # type: ignore[dict-item]
-    file = lines(tmp_path / "rows.jsonl", ROW, "{", bad, ROW, {"model": []})
+    slips = {"micro_batchsize": 1, "note": "x", "measured": {"step_time": 1, "loss": 2.0}}
+    file = lines(tmp_path / "rows.jsonl", ROW, "{", bad, ROW, {"model": []}, {**ROW, "id": "own-3", **slips})
     done = nanum("validate", str(file))
     assert done.returncode == 2
     assert not done.stdout
@@ -365,8 +378,12 @@ def test_a_bad_file_has_every_reason(nanum: Run, tmp_path: Path) -> None:
         "line 4: id own-1 is line 1's already",
         "line 5: it has no id",
         "line 5: model = [] is not an object",
+        "line 6: unknown key micro_batchsize (did you mean micro_batch?)",
+        "line 6: unknown key note",
+        "line 6: unknown key measured.step_time (did you mean measured.step_time_s?)",
     ):
         assert reason in done.stderr
+    assert "loss" not in done.stderr  # another quantity of the run
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])

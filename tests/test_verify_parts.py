@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,31 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     files.write_whole(file, "two", force=True)
     assert file.read_text() == "two"
     assert list(tmp_path.iterdir()) == [file]
-    with pytest.raises(Refused, match="No such file"):
+    with pytest.raises(Refused, match="there is no folder"):
         files.write_whole(tmp_path / "nowhere" / "a.toml", "one", force=False)
     with pytest.raises(Refused, match="is a folder"):
         files.write_whole(tmp_path, "one", force=True)
+
+
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path: Path) -> None:
+    """A file in another folder, one that is not there yet, and what is no file."""
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "a.toml", tmp_path / "there" / "b.toml"
+    link.symlink_to(target)
+    for content, force in (("one", False), ("two", True)):
+        files.write_whole(link, content, force=force)
+        assert (link.is_symlink(), target.read_text()) == (True, content)
+    assert list(target.parent.iterdir()) == [target]
+    for name, to, why in (("c", "c.toml", "leads back to itself"), ("d", os.devnull, "is a device")):
+        (tmp_path / f"{name}.toml").symlink_to(to)
+        with pytest.raises(Refused, match=why):
+            files.write_whole(tmp_path / f"{name}.toml", "one", force=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that takes no files")
+def test_a_folder_that_takes_no_files_is_named() -> None:
+    with pytest.raises(Refused, match=r"^/proc/x.toml: the folder /proc takes no files$"):
+        files.check_writable(Path("/proc/x.toml"), force=True)
 
 
 def test_what_cannot_be_written_is_not_left_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -32,31 +33,54 @@ def read(file: Path, what: str, largest_bytes: int) -> bytes:
 def check_writable(file: Path, *, force: bool) -> None:
     """Whether `write_whole` could write `file` now: to be asked before the work that fills it.
 
-    Raises `Refused`: it is there already and `force` is not said, or its folder is not there or cannot be written.
+    Raises `Refused`: it is there already and `force` is not said, is no file, or its folder is not there or takes none.
     """
-    if file.is_dir():
+    target = _behind_links(file)
+    if target.is_dir():
         raise Refused(f"{file}: is a folder")
-    if file.exists() and not force:
+    if target.exists() and not target.is_file():
+        raise Refused(f"{file}: is a device or a pipe, and no file to replace")
+    if target.exists() and not force:
         raise Refused(f"{file}: is there already (--force replaces it)")
+    if not target.parent.is_dir():
+        raise Refused(f"{file}: there is no folder {target.parent}")
     try:
-        with tempfile.TemporaryFile(dir=file.parent):
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
             pass
     except OSError as error:
-        raise Refused(f"{file.parent}: {error.strerror or error}") from None
+        raise Refused(f"{file}: {_why_not(error, target.parent)}") from None
+
+
+def _behind_links(file: Path) -> Path:
+    """Where a file is that is written by this name: a link is not replaced, but what it points to."""
+    target = Path(os.path.realpath(file))
+    if target.is_symlink():
+        raise Refused(f"{file}: is a link that leads back to itself")
+    return target
+
+
+def _why_not(error: OSError, folder: Path) -> str:
+    """Why no file can be made in a folder that is there."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"you may not write in the folder {folder}"
+    if error.errno in (errno.ENOENT, errno.EROFS):  # of /proc, which says that it has no such file
+        return f"the folder {folder} takes no files"
+    return error.strerror or str(error)
 
 
 def write_whole(file: Path, content: str | bytes, *, force: bool) -> None:
-    """Write `content`, text as UTF-8, into `file`, which is as before until all of it is there.
+    """Write `content`, text as UTF-8, into `file`, or into what it is a link to; it is as before until all is there.
 
     Raises `Refused` as `check_writable` does, and where the disk is full.
     """
     check_writable(file, force=force)
-    descriptor, unfinished = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    target = _behind_links(file)
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with open(descriptor, "wb") as opened:
             opened.write(content.encode("utf-8") if isinstance(content, str) else content)
         os.chmod(unfinished, 0o666 & ~_umask())
-        os.replace(unfinished, file)
+        os.replace(unfinished, target)
     except OSError as error:
         raise Refused(f"{file}: {error.strerror or error}") from None
     finally:

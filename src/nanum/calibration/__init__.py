@@ -11,13 +11,14 @@ from functools import cached_property
 import numpy as np
 
 from nanum.account.coefficients import Coefficients, Fitted
+from nanum.calibration.coefficients import WHAT
 from nanum.calibration.update import Belief, Learned, Steps, observe
 from nanum.cluster import Cluster, InAStep, Quantity
-from nanum.cluster.in_a_step import LIMITS, NAMES, PHYSICAL, Observation
+from nanum.cluster.in_a_step import LIMITS, NAMES, Observation
 from nanum.errors import Refused
 from nanum.prediction import Prediction
 from nanum.search.rank import divided
-from nanum.units import format_seconds
+from nanum.units import format_bytes, format_seconds
 
 FAR = 3.0
 """Standard deviations that a step is off by, beyond which something else is more likely than such a machine."""
@@ -27,7 +28,6 @@ ROUNDING = 1e-9
 """Of a logarithm: rounding."""
 MOVED = 5e-4
 """Of a logarithm: what moves less is not worth telling."""
-HIDDEN = LIMITS["beside"][0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +50,13 @@ class Calibration:
         p = self.before
         return Prediction(p.model, p.job, self.cluster, p.layout, p.engine)
 
+    @cached_property
+    def least_seconds(self) -> float:
+        """What no machine of these chips and links goes below (`Prediction.least_seconds`), by what is now known."""
+        known = self.before.coefficients
+        fp8 = replace(known.fitted.matmul_fp8, value=self.values["matmul_fp8"])
+        return self.before.by(replace(known, fitted=replace(known.fitted, matmul_fp8=fp8))).least_seconds
+
     @property
     def values(self) -> dict[str, float]:
         return dict(zip(NAMES, map(float, np.exp(self.learned.belief.mean)), strict=True))
@@ -66,14 +73,6 @@ class Calibration:
         after = self.learned.belief
         ends = (after.mean >= after.most - ROUNDING) | (after.mean <= after.least + ROUNDING)
         return [name for name, end in zip(NAMES, ends, strict=True) if end and name in self.moved]
-
-    @cached_property
-    def least_seconds(self) -> float:
-        """Of the step, were nothing slower in it than alone, and launches and exchanges beside compute free."""
-        launches = {name: LIMITS[name][0] for name in ("host_seconds", "expert_seconds")}
-        free = {"matmul_fp8": self.values["matmul_fp8"], "beside": HIDDEN, **launches}
-        best = [free.get(name, PHYSICAL) for name in NAMES]
-        return float(steps_of(self.before)(np.array([best]))[0])
 
     @property
     def _in_a_step(self) -> InAStep:
@@ -99,12 +98,17 @@ class Calibration:
     def _observation(self) -> Observation:
         p = self.before
         asked = p.model.name, p.engine.name, p.job.precision, words(p)
-        return Observation(*asked, self.seconds, self.learned.before_seconds)
+        return Observation(*asked, self.seconds, self.learned.before_seconds, tuple(self.doubts))
+
+    @cached_property
+    def doubts(self) -> list[str]:
+        """Why the step may not be one of this question on this machine."""
+        return list(_doubts(self))
 
     @property
     def notes(self) -> list[str]:
         """What one should know before one believes it."""
-        return list(_notes(self))
+        return [*self.doubts, *_notes(self)]
 
 
 def words(p: Prediction) -> str:
@@ -160,12 +164,17 @@ def calibrate(p: Prediction, seconds: float) -> Calibration:
     return Calibration(p, seconds, learned, held)
 
 
-def _notes(c: Calibration) -> Iterator[str]:
+def _doubts(c: Calibration) -> Iterator[str]:
     seconds, before = format_seconds(c.seconds), format_seconds(c.learned.before_seconds)
-    if c.least_seconds > c.seconds:
+    if _at_least_too_large(c):
+        yield (
+            f"it does not fit: {_needed(c)} are needed, and hardly less by any range. Another layout, batch "
+            "or recompute is what ran"
+        )
+    if (least := c.least_seconds) > c.seconds:
         yield (
             f"no machine of these chips and links takes {seconds}, by what is known of its kernels: "
-            f"{format_seconds(c.least_seconds)} is what remains where nothing is slower in a step than alone"
+            f"{format_seconds(least)} is what remains where nothing is slower in a step than alone"
         )
     if abs(c.learned.deviations) > FAR:
         slower = c.seconds > c.learned.before_seconds
@@ -177,9 +186,22 @@ def _notes(c: Calibration) -> Iterator[str]:
             "differ in published runs. It is used, but more likely the layout, the batch or the engine's settings are "
             f"not what ran, {besides}"
         )
-    if at_bound := c.at_bound:
+
+
+def _needed(c: Calibration) -> str:
+    return f"{format_bytes(c.before.worst.device_bytes)} of {format_bytes(c.before.cluster.chip.memory_bytes.value)}"
+
+
+def _at_least_too_large(c: Calibration) -> bool:
+    return c.before.worst.device_bytes_at("low") > c.before.cluster.chip.memory_bytes.value
+
+
+def _notes(c: Calibration) -> Iterator[str]:
+    if not c.before.fits and not _at_least_too_large(c):
+        yield f"it is predicted not to fit ({_needed(c)}), if narrowly: that it ran says that less is needed"
+    if at_bound := [WHAT[name] for name in c.at_bound]:
         yield (
-            f"at {'their bounds' if len(at_bound) > 1 else 'its bound'}: {', '.join(at_bound)}; nothing is faster in a "
+            f"at {'their bounds' if len(at_bound) > 1 else 'its bound'}: {'; '.join(at_bound)}. Nothing is faster in a "
             "step than alone, nor beyond what any machine could be"
         )
     if c.before.cluster.measured:

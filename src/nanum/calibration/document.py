@@ -4,31 +4,16 @@ observed, what that moved, and what it implies.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from nanum.account.coefficients import Fitted
 from nanum.calibration import Calibration
+from nanum.calibration.coefficients import WHAT
 from nanum.calibration.implied import Implied, Place
 from nanum.cluster.in_a_step import NAMES
 from nanum.prediction import Prediction
 from nanum.prediction.document import layout_document
-
-WHAT = {
-    "matmul": "matmuls' rate in a step over alone",
-    "matmul_untabled": "typical over best matmul, of chips without a table",
-    "matmul_fp8": "fp8 matmuls' rate over bf16's, each over its best",
-    "attention": "attention's rate in a step over alone",
-    "memory": "memory bandwidth in a step over its peak",
-    "host_seconds": "launch of a kernel by the host",
-    "expert_seconds": "an operation on experts' slots, by the host",
-    "intra_node": "rate of exchanges in a node, in a step over alone",
-    "inter_node": "rate of exchanges between nodes, in a step over alone",
-    "beside": "what compute loses beside an exchange",
-}
-assert WHAT.keys() == {f.name for f in fields(Fitted)}
 
 
 def document(c: Calibration, implied: Implied, file: str | None, runs: tuple[float, ...]) -> dict[str, Any]:
@@ -55,12 +40,7 @@ def observed(c: Calibration, implied: Implied, file: str | None, runs: tuple[flo
 
 
 def _time(p: Prediction) -> dict[str, float]:
-    seconds = float(p.parts.step[0])
-    return {
-        "step_seconds": seconds,
-        "step_seconds_low": p.range.low * seconds,
-        "step_seconds_high": p.range.high * seconds,
-    }
+    return {key: getattr(p.time, key) for key in ("step_seconds", "step_seconds_low", "step_seconds_high")}
 
 
 def _coefficients(c: Calibration) -> list[dict[str, Any]]:

@@ -16,6 +16,8 @@ from nanum.errors import Refused, RunFailed
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from nanum.cluster import Cluster
+
 GOOD, BAD_NEWS, REFUSED = 0, 1, 2
 BUG, NOT_WRITTEN = 70, 74  # sysexits.h EX_SOFTWARE and EX_IOERR: 1 would read as an answer
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
@@ -73,6 +75,12 @@ def _exit_code(command: Callable[[], int]) -> int:
 def _printable(reason: str) -> str:
     """A reason on one line: a user's words may hold what would break it, or move a terminal's cursor."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason)
+
+
+def warn(cluster: Cluster) -> None:
+    """Say on stderr, in a line each, what is doubted of the steps that a cluster's file rests on."""
+    for doubt in cluster.doubts:
+        print(f"nanum: warning: {_printable(f'{cluster.name}: {doubt}')}", file=sys.stderr)
 
 
 def not_written(error: OSError) -> str:

@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from nanum.cli import flags, words
-from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console
+from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console, warn
 from nanum.cli.real_runs import measure, validate, verify
 from nanum.cli.scaling import scale
 
@@ -80,6 +80,7 @@ def plan(
     Exit code: 0 where a layout fits, 1 where none does, 2 where the question cannot be asked.
     """
     asked, shown = words.plan_question(model, cluster, ctx.params)
+    warn(asked.cluster)
 
     from nanum.cli.progress import Progress
     from nanum.search import plan as search
@@ -132,6 +133,7 @@ def predict(
     from nanum.cli.calibrating import question
 
     asked, layout, seen = question(model, cluster, ctx.params)
+    warn(asked.cluster)
 
     from nanum.prediction import predict as answer
 

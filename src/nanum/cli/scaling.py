@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nanum.cli import flags, words
-from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console
+from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console, warn
 from nanum.cli.layout_words import layout_of
 from nanum.cli.reader import Flags, Reader
 from nanum.errors import Refused, cut_short
@@ -128,6 +128,7 @@ def scale(
     Exit code: 0 where it fits on some count, 1 where on none, 2 where the question cannot be asked.
     """
     asked = scale_question(model, cluster, ctx.params, best=best)
+    warn(asked.question.cluster)
 
     from nanum.cli.progress import Progress
     from nanum.scaling import scale as answer

@@ -66,6 +66,12 @@ class Cluster:
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why some step that was observed on it may not be what it is said to be."""
+        seen = self.in_a_step.observations if self.in_a_step else ()
+        return tuple(f"its step of {each.model} on {each.layout}: {doubt}" for each in seen for doubt in each.doubts)
+
 
 def load(word: str) -> Cluster:
     """The cluster that `word` names: `NODESxGPUSxCHIP`, a preset, or a TOML file.

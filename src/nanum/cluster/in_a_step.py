@@ -37,6 +37,11 @@ class Observation:
     layout: str
     seconds: float
     predicted_seconds: float  # before it was observed
+    doubts: tuple[str, ...] = ()  # why it may not be what it is said to be
+
+    @property
+    def source(self) -> str:
+        return "observed, and doubted" if self.doubts else "observed"
 
 
 @dataclass(frozen=True)

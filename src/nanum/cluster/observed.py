@@ -16,6 +16,7 @@
     layout = "dp_shard 8 · tp 8"     # in words, for people
     seconds = 3.2
     predicted_seconds = 3.6          # as it was before
+    doubts = []                      # why it may not be such a step: said again wherever the file is used
 
 `nanum predict … --observed 3.2s -o FILE.toml` writes it.
 """
@@ -28,6 +29,7 @@ from typing import Any
 from nanum.cluster.in_a_step import LIMITS, NAMES, PHYSICAL, InAStep, Observation
 from nanum.cluster.quantity import Quantity
 from nanum.cluster.tables import quantity, said
+from nanum.units import Dimension
 
 Table = Mapping[str, Any]
 
@@ -37,12 +39,15 @@ MOST_VARIANCE = 25.0
 
 def coefficient(name: str, raw: Any, where: str) -> Quantity:
     """A coefficient's number. Raises ValueError saying what is wrong with it."""
-    found = quantity(raw, "seconds" if name.endswith("_seconds") else "ratio", where)
     least, most = LIMITS[name]
-    if not least <= found.value <= most:
-        why = ": nothing is faster in a step than alone" if most == PHYSICAL and found.value > most else ""
-        raise ValueError(f"{found.value:g} is not from {least:g} to {most:g}{why}")
-    return found
+
+    def in_range(value: float, dimension: Dimension, said: str) -> float:
+        if not least <= value <= most:
+            why = ": nothing is faster in a step than alone" if most == PHYSICAL and value > most else ""
+            raise ValueError(f"{value:g} is not from {least:g} to {most:g}{why}")
+        return value
+
+    return quantity(raw, "seconds" if name.endswith("_seconds") else "ratio", where, in_range)
 
 
 def in_a_step(table: Table | None, where: str) -> InAStep | None:
@@ -59,6 +64,7 @@ def in_a_step(table: Table | None, where: str) -> InAStep | None:
                 **{key: each[key] for key in ("model", "engine", "precision", "layout")},
                 seconds=float(each["seconds"]),
                 predicted_seconds=float(each["predicted_seconds"]),
+                doubts=tuple(each.get("doubts", ())),
             )
             for each in table.get("observation", ())
         ),
@@ -68,12 +74,13 @@ def in_a_step(table: Table | None, where: str) -> InAStep | None:
 def wrong_with_covariance(rows: Any) -> str | None:
     """What keeps named rows of numbers from being a covariance; None where nothing does."""
     if not isinstance(rows, dict):
-        return f"covariance = {said(rows)} is not a table"
+        return f"covariance = {said(rows)} is not a table of rows, one for each coefficient (matmul = [0.003])"
     if unknown := [name for name in rows if name not in LIMITS]:
         return f"covariance: no coefficient {said(unknown[0])} (there are {', '.join(NAMES)})"
     for name, row in rows.items():
         if not isinstance(row, list) or len(row) != len(rows) or not all(map(_is_number, row)):
-            return f"covariance.{name} is not a list of {len(rows)} numbers, one for each row"
+            as_many = "a list of one number" if len(rows) == 1 else f"a list of {len(rows)} numbers"
+            return f"covariance.{name} = {said(row)} is not {as_many}, one for each row of the table"
     from numpy import array, linalg
 
     found = array([*rows.values()], dtype=float)

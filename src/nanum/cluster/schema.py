@@ -187,6 +187,12 @@ Observed = Annotated[Any, _number(1e-6, 1e6)]
 """Seconds of a step."""
 
 
+def _texts(raw: Any) -> Any:
+    if not isinstance(raw, list) or not all(isinstance(each, str) and each.isprintable() for each in raw):
+        raise ValueError(f"{said(raw)} is not a list of printable texts")
+    return raw
+
+
 class ObservationTable(_Table):
     model: Name
     engine: Name
@@ -194,6 +200,7 @@ class ObservationTable(_Table):
     layout: Source
     seconds: Observed
     predicted_seconds: Observed
+    doubts: Annotated[Any, AfterValidator(_texts)] = Field(default_factory=list)
 
 
 class InAStepTable(_Table):

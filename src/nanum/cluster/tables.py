@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -86,19 +86,32 @@ def read_toml(path: Path) -> Table:
 
 def said(given: Any) -> str:
     """A value as a TOML file says it, not longer than a line."""
+    return cut_short(_as_toml(given))
+
+
+def _as_toml(given: Any) -> str:
     if isinstance(given, bool):
         return str(given).lower()
     if isinstance(given, dt.date | dt.time):
         return given.isoformat()
-    return cut_short(repr(given))
+    if isinstance(given, list):
+        return f"[{', '.join(map(_as_toml, given))}]"
+    if isinstance(given, dict):
+        return f"{{ {', '.join(f'{key} = {_as_toml(value)}' for key, value in given.items())} }}" if given else "{}"
+    return repr(given)
 
 
-def quantity(raw: Any, dimension: Dimension, where: str) -> Quantity:
-    """A number of a file, with where it is from. Raises ValueError saying what is wrong with it."""
+def quantity(
+    raw: Any, dimension: Dimension, where: str, in_range: Callable[[float, Dimension, str], float] | None = None
+) -> Quantity:
+    """A number of a file, with where it is from. Raises ValueError saying what is wrong with it, be it by `in_range` of
+    its own and not by that of its dimension.
+    """
+    in_range = in_range or _in_range
     if isinstance(raw, str):
-        return Quantity(_in_range(parse(raw, dimension), dimension, raw), "assumed", f"stated in {where}")
+        return Quantity(in_range(parse(raw, dimension), dimension, raw), "assumed", f"stated in {where}")
     if _is_number(raw):
-        return Quantity(_in_range(scaled(raw, "", dimension), dimension, str(raw)), "assumed", f"stated in {where}")
+        return Quantity(in_range(scaled(raw, "", dimension), dimension, str(raw)), "assumed", f"stated in {where}")
     if not isinstance(raw, dict):
         raise ValueError(f"{said(raw)} is not a quantity")
     wrong = [f"unknown key '{key}'" for key in raw if key not in ("value", "unit", "tag", "source")]
@@ -115,7 +128,7 @@ def quantity(raw: Any, dimension: Dimension, where: str) -> Quantity:
     if wrong:
         raise ValueError("; ".join(wrong))
     number, unit = raw["value"], raw.get("unit", "")
-    value = _in_range(scaled(number, unit, dimension), dimension, f"{number} {unit}".strip())
+    value = in_range(scaled(number, unit, dimension), dimension, f"{number} {unit}".strip())
     return Quantity(value, raw["tag"], raw["source"])
 
 

@@ -82,6 +82,8 @@ def _in_a_step(own: InAStep | None) -> Iterator[str]:
         yield from (f"{key} = {_string(getattr(each, key))}" for key in ("model", "engine", "precision", "layout"))
         yield f"seconds = {_number(each.seconds)}"
         yield f"predicted_seconds = {_number(each.predicted_seconds)}"
+        if each.doubts:
+            yield from ("doubts = [", *(f"    {_string(doubt)}," for doubt in each.doubts), "]")
 
 
 def _measured(measured: Measured) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nanum import engines
-from nanum.account.coefficients import Coefficients, Range, Ranges, coefficients, on
+from nanum.account.coefficients import Coefficients, Fitted, Range, Ranges, coefficients, on
 from nanum.account.cost import Cost
 from nanum.account.memory import moment, peak
 from nanum.account.rank_time import RankTimes, rank_times
@@ -20,6 +20,7 @@ from nanum.account.timeline import TimeMap
 from nanum.account.traffic import flops, groups_of
 from nanum.build import build, build_ranks
 from nanum.cluster import Cluster
+from nanum.cluster.in_a_step import LIMITS, NAMES, PHYSICAL
 from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
@@ -191,12 +192,28 @@ class Prediction:
         return self.coefficients.ranges_after(seen)
 
     @cached_property
+    def least_seconds(self) -> float:
+        """Of the step, were nothing slower in it than alone, and launches and exchanges beside compute free."""
+        fitted = self.coefficients.fitted
+        free = {name: LIMITS[name][0] for name in ("host_seconds", "expert_seconds", "beside")}
+        free["matmul_fp8"] = fitted.matmul_fp8.value
+        best = {name: replace(getattr(fitted, name), value=free.get(name, PHYSICAL)) for name in NAMES}
+        return float(self.by(replace(self.coefficients, fitted=Fitted(**best))).parts.step[0])
+
+    @property
+    def _low_seconds(self) -> float:
+        """The least of the range; where steps were observed, coefficients may be near their bounds, which it keeps."""
+        step = float(self.parts.step[0])
+        low = self.range.low * step
+        return low if self.cluster.in_a_step is None else min(step, max(low, self.least_seconds))
+
+    @cached_property
     def time(self) -> Time:
         c = self.parts
         step_seconds = float(c.step[0])
         return Time(
             step_seconds,
-            self.range.low * step_seconds,
+            self._low_seconds,
             self.range.high * step_seconds,
             float(c.compute[0]),
             float(c.exposed_communication[0]),
@@ -216,19 +233,31 @@ class Prediction:
         return float(self.alone.busy_seconds + self.alone.optimizer_seconds)
 
     @cached_property
-    def alone(self) -> StageTime:
-        """The time of the same step on one GPU, were its memory large enough."""
+    def one_gpu_bytes(self) -> int:
+        """What that step needs of one GPU's memory."""
+        return replace(self, cluster=self._one_gpu, layout=self._layout_alone).worst.device_bytes
+
+    @property
+    def _one_gpu(self) -> Cluster:
+        return replace(self.cluster, nodes=1, gpus_per_node=1)
+
+    @property
+    def _layout_alone(self) -> Layout:
         at = self.layout.structure
         again = at.recompute_layers * self.layout.pp * at.virtual_stages  # of one stage, what were those of each
         structure = replace(at, tensor="none", pipelined=False, cp_kind="none", recompute_layers=again)
-        layout = Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure)
-        layout = _one_of(layout)
+        return _one_of(Layout(micro_batch_size=self.layout.micro_batch_size, structure=structure))
+
+    @cached_property
+    def alone(self) -> StageTime:
+        """The time of the same step on one GPU, were its memory large enough."""
+        layout = self._layout_alone
         made_of = self.model, self.job, self.cluster, self.engine, self.coefficients, layout
         return _ALONE(made_of, lambda: self._time_alone(layout))
 
     def _time_alone(self, layout: Layout) -> StageTime:
-        alone = replace(self.cluster, nodes=1, gpus_per_node=1)
-        return stage_time(build(self.model, self.job, layout, self.engine, 0), Cost(alone, layout, self.coefficients))
+        step = build(self.model, self.job, layout, self.engine, 0)
+        return stage_time(step, Cost(self._one_gpu, layout, self.coefficients))
 
     # --- exchanges ----------------------------------------------------------------------------------------------------
     @cached_property
@@ -300,7 +329,7 @@ class Prediction:
     def _observed(self) -> list[tuple[Any, ...]]:
         own = self.cluster.in_a_step
         return [
-            (f"step of {e.model}, {e.layout}, {e.engine}, {e.precision}", e.seconds, "seconds", "measured", "observed")
+            (f"step of {e.model}, {e.layout}, {e.engine}, {e.precision}", e.seconds, "seconds", "measured", e.source)
             for e in (own.observations if own else ())
         ]
 

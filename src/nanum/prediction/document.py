@@ -157,6 +157,7 @@ def question_document(model: Model, job: Job, cluster: Cluster, engine: Engine) 
             "gpus": cluster.gpus,
             "chip": cluster.chip.name,
             "launch_blocking": cluster.launch_blocking,
+            "doubts": list(cluster.doubts),
             "links": [_link(link) for link in (cluster.intra_node, cluster.inter_node)[: 1 + (cluster.nodes > 1)]],
         },
     }

@@ -25,9 +25,9 @@ def print_observed(document: Document, console: Console) -> None:
     moved = [one for one in found["coefficients"] if one["moved"]]
     if moved:
         print_table(console, COEFFICIENTS, [_coefficient(one) for one in moved], words=1)
-        still = [one["name"] for one in found["coefficients"] if not one["moved"]]
+        still = [one["what"] for one in found["coefficients"] if not one["moved"]]
         if still:
-            say(console, f"not moved: {', '.join(still)}", "dim")
+            say(console, f"not moved: {'; '.join(still)}", "dim")
     else:
         say(console, "no coefficient moved by as much as is shown.")
     print_list(console, "Before you believe it", found["notes"])

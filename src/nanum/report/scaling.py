@@ -21,6 +21,7 @@ BESIDE_CHART = 24  # cells of a line
 EXCHANGES_SHOWN = 6
 NOT_THE_LAW = 0.02
 """Where Amdahl's curve misses a point by more, the one with shares is told too."""
+NO_LAW = "One count of GPUs makes no law (--gpus asks for several)"
 NAMES = {
     "exposed_communication": "exposed communication",
     "bubble": "pipeline bubble",
@@ -36,7 +37,7 @@ def print_scaling(document: Document, console: Console, defaults: Sequence[str] 
     if points:
         _strong(document, console)
         if len(points) > 1:
-            _chart(points, document["amdahl"], console)
+            _chart(document, console)
         _amdahl(document, console)
         if document["serial"] is not None:
             _serial(document["serial"], console)
@@ -71,9 +72,11 @@ def _strong(document: Document, console: Console) -> None:
     if points[0]["gpus"] == 1:
         words = f"Speed-ups are over one GPU, which takes {alone}."
     else:
+        needed, there = gib(document["one_gpu_bytes"]), gib(document["capacity_bytes"])
+        too_small = "" if document["one_gpu_fits"] else f" were its memory large enough ({needed} of {there} GiB)"
         words = (
-            f"Speed-ups are over one GPU, which would take {alone} were its memory large enough; then over the first "
-            f"count, {first} GPUs, where perfect is N/{first}."
+            f"Speed-ups are over one GPU, which would take {alone}{too_small}; then over the first count, {first} "
+            f"GPUs, where perfect is N/{first}."
         )
     say(console, f"{words} The serial fraction is Karp and Flatt's.")
     _layouts(document, points, console)
@@ -109,23 +112,40 @@ def _layouts(document: Document, points: Sequence[Document], console: Console) -
         say(console, f"{where}{layout_words(last['layout'])}")
 
 
-def _chart(points: Sequence[Document], amdahl: Document, console: Console) -> None:
+def _real_law(document: Document) -> Document | None:
+    """The law over the first count of GPUs, where one GPU is too small for the step."""
+    found: Document | None = None if document["one_gpu_fits"] else document["amdahl"]["over_first"]
+    return found
+
+
+def _chart(document: Document, console: Console) -> None:
     """A bar for each point, with a mark where Amdahl's curve is, and the mark alone beyond them."""
-    title(console, "Efficiency over one GPU; │ is Amdahl's curve")
-    most = max(1.0, *(point["efficiency"] for point in points))
-    widest = max(len(whole(one["gpus"])) for one in [*points, *amdahl["continued"]])
+    points, amdahl = document["points"], document["amdahl"]
+    first = _real_law(document)
+    title(console, f"Efficiency over {'one GPU' if first is None else _first_gpus(first)}; │ is Amdahl's curve")
+    if first is None:
+        efficiencies = [point["efficiency"] for point in points]
+        laws = [None if (s := point["speedup_by_the_law"]) is None else s / point["gpus"] for point in points]
+        continued = amdahl["continued"]
+    else:
+        efficiencies = [point["efficiency_over_first"] for point in points]
+        laws = [one["efficiency"] for one in first["curve"][: len(points)]]
+        continued = first["curve"][len(points) :]
+    most = max(1.0, *efficiencies)
+    widest = max(len(whole(one["gpus"])) for one in [*points, *continued])
     rows: list[Row] = []
     cells = min(CHART_CELLS, max(console.width - BESIDE_CHART, 1))
-    for point in points:
-        law = point["speedup_by_the_law"]
-        by_the_law = None if law is None else law / point["gpus"]
+    for point, efficiency, law in zip(points, efficiencies, laws, strict=True):
         gpus = Text(whole(point["gpus"]).rjust(widest))
-        bar = _bar(point["efficiency"], by_the_law, most, cells)
-        rows.append((gpus, bar, percent(point["efficiency"]), _law(by_the_law)))
-    for one in amdahl["continued"]:
+        rows.append((gpus, _bar(efficiency, law, most, cells), percent(efficiency), _law(law)))
+    for one in continued:
         gpus = Text(whole(one["gpus"]).rjust(widest), "dim")
         rows.append((gpus, _bar(0.0, one["efficiency"], most, cells), "", _law(one["efficiency"])))
     print_table(console, ("GPUs", "", "", "law"), rows, words=2)
+
+
+def _first_gpus(first: Document) -> str:
+    return f"the first {whole(first['gpus'])} GPUs"
 
 
 def _law(efficiency: float | None) -> Text:
@@ -143,15 +163,15 @@ def _bar(efficiency: float, law: float | None, most: float, width: int) -> Text:
 
 def _amdahl(document: Document, console: Console) -> None:
     law = document["amdahl"]
-    s = law["serial_fraction"]
-    if s is None:
+    if law["serial_fraction"] is None:
         return
-    words = f"Amdahl's law through the points: s = {fraction(s)}"
-    if law["limit"] is None:
-        say(console, f"{words}. N GPUs are N times as fast as one, or more, and there is no limit.")
-    else:
-        half = whole(law["gpus_at_half_efficiency"])
-        say(console, f"{words}, a limit of {_times(law['limit'])}, and half the efficiency lost at {half} GPUs.")
+    if len(document["points"]) == 1:
+        say(console, f"{NO_LAW}: s = {fraction(law['serial_fraction'])} is of it alone.")
+        return
+    if (first := _real_law(document)) is not None:
+        _amdahl_over_first(document, first, console)
+        return
+    say(console, f"Amdahl's law through the points: {_ends(law, 'one')}")
     if document["best"]:  # layouts that differ obey no one law
         say(console, f"Its curve misses a point by {_small(law['worst_error'])}: the layouts differ.")
         return
@@ -165,6 +185,32 @@ def _amdahl(document: Document, console: Console) -> None:
             f"{percent(shares['share_efficiency'])} efficient on any number of GPUs, s = {fraction(s)} would miss by "
             f"{_small(shares['worst_error'])}, and {ends}.",
         )
+
+
+def _ends(law: Document, one: str) -> str:
+    """Where a law ends; `one` is what its speed-ups are over."""
+    s = f"s = {fraction(law['serial_fraction'])}"
+    if law["limit"] is None:
+        return f"{s}. N GPUs are N times as fast as {one}, or more, and there is no limit."
+    half = whole(law["gpus_at_half_efficiency"])
+    return f"{s}, a limit of {_times(law['limit'])}, and half the efficiency lost at {half} GPUs."
+
+
+def _amdahl_over_first(document: Document, first: Document, console: Console) -> None:
+    """What can be run, and then what a GPU that is too small would say."""
+    gpus, law = _first_gpus(first), document["amdahl"]
+    ends = _ends(first, "one such group") if first["limit"] is None else _ends(first, "")
+    misses = f"Its curve misses a point by {_small(first['worst_error'])}"
+    differ = ": the layouts differ" if document["best"] else ""
+    say(console, f"Amdahl's law over {gpus}, as if they were one: {ends} {misses}{differ}.")
+    limit = "no limit" if law["limit"] is None else f"a limit of {_times(law['limit'])}"
+    say(
+        console,
+        f"Over one GPU, which is too small for this step, the same law has s = {fraction(law['serial_fraction'])} and "
+        f"{limit}, and misses by {_small(law['worst_error'])}: it is of a step that nobody can run.",
+    )
+    if not document["best"]:
+        _trend(document["points"], console)
 
 
 def _trend(points: Sequence[Document], console: Console) -> None:
@@ -243,7 +289,9 @@ def _weak(document: Document, console: Console) -> None:
     print_table(console, headings, rows, words=0)
     if document["best"]:
         _layouts(document, points, console)
-    if law["serial_fraction"] is not None:
+    if len(points) == 1 and law["serial_fraction"] is not None:
+        say(console, f"{NO_LAW}: s = {fraction(law['serial_fraction'])} of the time is of it alone.")
+    elif law["serial_fraction"] is not None:
         say(
             console,
             f"Gustafson's law through them: s = {fraction(law['serial_fraction'])} of the time on N GPUs, which makes "

@@ -15,11 +15,13 @@ from nanum.report.tables import Document, print_list, print_table, say, title
 QUANTITIES = {"step_seconds": "Step times", "memory_bytes": "Memory"}
 HEADINGS = ("source", "runs", "mean", "median", "90 % below", "most", "bias", "in range", "range")
 RANKING = ("source", "groups", "pairs", "called right", "first choice: median regret", "worst")
-ROW = ("run", "measured", "predicted", "error", "likely cause")
+ROW = ("measured", "predicted", "error", "likely cause")
 NOTE = (
     "an error is |predicted/measured - 1|, and the bias its mean with its sign; the range is what is predicted, "
     "as low and high as it is printed, and its median width"
 )
+NO_RANGE = 0.005
+"""Half a range over what is predicted, that is shown as nothing: of tensors, whose bytes are counted."""
 HINT = "A likely cause is a hint, from what is known of the row and from the parts of its prediction: no finding."
 
 
@@ -44,8 +46,9 @@ def print_validation(document: Document, console: Console, *, rows: bool) -> Non
         if rows and found:
             title(console, f"{heading}, worst first")
             say(console, HINT)
-            lines = [_row(row) for row in sorted(found, key=_badness, reverse=True)]
-            print_table(console, ROW, lines, words=1, last_is_words=True)
+            worst_first = sorted(found, key=_badness, reverse=True)
+            names = [row["id"] for row in worst_first]
+            print_table(console, ROW, map(_row, worst_first), words=0, last_is_words=True, names=names)
     _print_why(document, console)
     assumed = [f"{each['source']}: {each['engine']}; " + "; ".join(each["assumed"]) for each in document["sources"]]
     print_list(console, "Taken for granted, by source", assumed)
@@ -57,12 +60,14 @@ def _n(errors: Document) -> int:
 
 def _line(name: str, errors: Document) -> tuple[str, ...]:
     bias, width = errors["bias"], errors["width_median"]
+    if width is not None and width < NO_RANGE:  # what has none can be in none
+        width = None
     return (
         name,
         _or_dash(errors["n"], whole),
         *(_or_dash(errors[key], percent) for key in ("mape", "median", "p90", "max")),
         "-" if bias is None else f"{bias:+.1%}",
-        "-" if errors["in_range"] is None else f"{errors['in_range']:.0%}",
+        "-" if width is None or errors["in_range"] is None else f"{errors['in_range']:.0%}",
         "-" if width is None else f"±{width:.0%}",
     )
 
@@ -117,7 +122,7 @@ def _row(row: Document) -> tuple[str, ...]:
         measured, said = "did not fit", "right" if row["oom_right"] else "wrong"
     else:
         measured, said = show(row["measured"]), f"{error:+.1%}"
-    return row["id"], measured, show(row["predicted"]), said, row["likely_cause"] or "-"
+    return measured, show(row["predicted"]), said, row["likely_cause"] or "-"
 
 
 def _print_why(document: Document, console: Console) -> None:

@@ -46,6 +46,18 @@ class Scaling:
         return any(curve.predictions for curve in self.curves.values())
 
     @cached_property
+    def one_gpu_bytes(self) -> int | None:
+        """What the step that speed-ups are over needs of one GPU's memory; None without any speed-up."""
+        predictions = self.strong.predictions
+        return min(predictions, key=lambda p: p.one_gpu_seconds).one_gpu_bytes if predictions else None
+
+    @property
+    def one_gpu_fits(self) -> bool | None:
+        """Could one GPU do it?"""
+        needed = self.one_gpu_bytes
+        return None if needed is None else needed <= self.asked.cluster.chip.memory_bytes.value
+
+    @cached_property
     def serial(self) -> Serial | None:
         """The strong form's largest count; None where it has none of several GPUs."""
         points = [point for point in self.strong.points if point.gpus > 1]

@@ -14,7 +14,7 @@ from nanum.model import Model
 from nanum.prediction import Prediction, consistent, karp_flatt, reasons
 from nanum.rules import BATCH, GENERAL, WORLD, broken
 from nanum.rules.dispatch import on_nodes
-from nanum.scaling.growth import Form, Growth, cluster_of, job_of
+from nanum.scaling.growth import NOT_NODES, Form, Growth, cluster_of, job_of
 from nanum.scaling.laws import Pair
 from nanum.search import plan
 
@@ -85,6 +85,12 @@ class Curve:
     def pairs(self) -> list[Pair]:
         """As the laws take them."""
         return [(point.gpus, point.speedup) for point in self.points]
+
+    @property
+    def pairs_over_first(self) -> list[Pair]:
+        """The same of the first count of GPUs as if it were one."""
+        first = self.predictions[0].cluster.gpus if self.predictions else 1
+        return [(point.gpus / first, point.speedup_over_first) for point in self.points]
 
     def serial_fraction(self, point: Point) -> float | None:
         """That explains one point: Karp and Flatt's or, in the weak form, of the time on the GPUs; None of one GPU."""
@@ -160,10 +166,13 @@ def refusals(asked: Sweep, rejected: Sequence[Rejected]) -> list[str]:
     always = [] if asked.growth is None else _always_broken(asked, asked.growth, counts)
     for why in always:
         where[why] = set(counts)
-    return [
-        why if len(gpus) == len(counts) else f"on {', '.join(f'{n:,}' for n in sorted(gpus))} GPUs: {why}"
-        for why, gpus in where.items()
-    ]
+    return [_where(why, gpus, counts) for why, gpus in where.items()]
+
+
+def _where(why: str, gpus: set[int], counts: Sequence[int]) -> str:
+    """A reason, with the counts that it holds for where it is not all of them, or these are what is wrong."""
+    named = len(gpus) < len(counts) or why.startswith(NOT_NODES)
+    return f"on {', '.join(f'{n:,}' for n in sorted(gpus))} GPUs: {why}" if named else why
 
 
 def _always_broken(asked: Sweep, growth: Growth, counts: Sequence[int]) -> list[str]:

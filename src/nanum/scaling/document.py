@@ -37,8 +37,10 @@ def document(scaling: Scaling) -> dict[str, Any]:
         "best": growth is None,
         "grows": None if growth is None else growth.axis,
         "one_gpu_seconds": next((point.one_gpu_seconds for point in scaling.strong.points), None),
+        "one_gpu_bytes": scaling.one_gpu_bytes,
+        "one_gpu_fits": scaling.one_gpu_fits,
         "points": _points(scaling.strong),
-        "amdahl": _amdahl(scaling.strong.pairs),
+        "amdahl": {**_amdahl(scaling.strong.pairs), "over_first": _over_first(scaling.strong)},
         "serial": None if scaling.serial is None else _serial(scaling.serial),
         "cuts": [_cut(cut) for cut in scaling.cuts if isinstance(cut, Cut)],
         "uncut": [{"cut": cut.name, "why": cut.why} for cut in scaling.cuts if isinstance(cut, Uncut)],
@@ -91,13 +93,34 @@ def _amdahl(pairs: Sequence[Pair]) -> dict[str, Any]:
     shares = fit_with_shares(pairs)
     return {
         **_law(s),
-        "worst_error": max(abs(amdahl_speedup(s, n) / speedup - 1) for n, speedup in pairs),
+        "worst_error": _worst_error(s, pairs),
         "with_shares": None if shares is None else _with_shares(shares, pairs),
         "continued": [_continued(s, n) for n in beyond(pairs)] if s > 0 else [],
     }
 
 
-def beyond(pairs: Sequence[Pair]) -> list[int]:
+def _over_first(curve: Curve) -> dict[str, Any] | None:
+    """The law of the first count of GPUs as if it were one, which is the same where it is; None for less than two."""
+    pairs, first = curve.pairs_over_first, curve.points[0].gpus if curve.points else 1
+    s = fit_amdahl(pairs)
+    if s is None:
+        return None
+    half = gpus_at_half_efficiency(s)
+    counts = [point.gpus for point in curve.points] + ([round(n * first) for n in beyond(pairs)] if s > 0 else [])
+    return {
+        **_law(s),
+        "gpus": first,
+        "gpus_at_half_efficiency": None if half is None else half * first,
+        "worst_error": _worst_error(s, pairs),
+        "curve": [{**_continued(s, n / first), "gpus": n} for n in counts],
+    }
+
+
+def _worst_error(serial_fraction: float, pairs: Sequence[Pair]) -> float:
+    return max(abs(amdahl_speedup(serial_fraction, n) / speedup - 1) for n, speedup in pairs)
+
+
+def beyond(pairs: Sequence[Pair]) -> list[float]:
     """The largest count, doubled on."""
     return [max(n for n, _ in pairs) * 2**i for i in range(1, DOUBLINGS_CONTINUED + 1)]
 
@@ -120,7 +143,7 @@ def _with_shares(law: WithShares, pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
-def _continued(serial_fraction: float, gpus: int) -> dict[str, Any]:
+def _continued(serial_fraction: float, gpus: float) -> dict[str, Any]:
     speedup = amdahl_speedup(serial_fraction, gpus)
     return {"gpus": gpus, "speedup": speedup, "efficiency": speedup / gpus}
 

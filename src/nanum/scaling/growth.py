@@ -15,6 +15,7 @@ Grows = Literal["dp_replicate", "dp_shard"]
 """The axis of data parallelism that takes the GPUs that are added."""
 Form = Literal["strong", "weak"]
 """The same batch for any number of GPUs, or one that grows with them."""
+NOT_NODES = "the GPUs are not whole nodes"
 FORMS: tuple[Form, ...] = ("strong", "weak")
 
 
@@ -27,7 +28,7 @@ def cluster_of(cluster: Cluster, gpus: int) -> Cluster:
     if gpus <= per_node:
         return replace(cluster, nodes=1, gpus_per_node=gpus)
     if gpus % per_node:
-        raise Refused(f"the GPUs are not whole nodes of {per_node}")
+        raise Refused(f"{NOT_NODES} of {per_node}")
     return replace(cluster, nodes=gpus // per_node)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Pair = tuple[int, float]  # GPUs, and the speed-up over one of them
+Pair = tuple[float, float]  # GPUs, and the speed-up over one of them; or both over the first of several counts
 
 ROUNDING = 1e-12
 """A serial fraction nearer to 0 is what rounding leaves of none."""

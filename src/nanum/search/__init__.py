@@ -139,7 +139,7 @@ def plan(
     for question in questions:
         tried = candidates(model, job, cluster, question.engine)
         rows, large = read(question, tried.groups, progress)
-        enumerated += tried.enumerated
+        enumerated += sum(tried.impossible.values()) + large.count + sum(len(r.group) for r in rows)
         if (too_large + large).layout is not too_large.layout:
             nearest_engine = question.engine
         too_large += large

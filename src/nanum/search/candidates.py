@@ -17,6 +17,7 @@ from nanum.layout import Layout, Recompute, Schedule, Structure, TensorParallel
 from nanum.model import Experts, Model
 from nanum.rules import GENERAL, WORLD, Rule
 from nanum.rules.dispatch import sharing_a_node
+from nanum.search.names import plainer
 
 SIZES = ("dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "ep")
 SCHEDULES: dict[bool, tuple[Schedule, ...]] = {True: ("1f1b", "gpipe"), False: ("1f1b",)}
@@ -41,7 +42,6 @@ class Group:
 @dataclass
 class Candidates:
     groups: list[Group] = field(default_factory=list)
-    enumerated: int = 0
     impossible: Counter[str] = field(default_factory=Counter)
 
 
@@ -110,7 +110,7 @@ def spread(model: Model, gpus: int) -> np.ndarray:
 
 def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: Structure | None = None) -> Candidates:
     """All layouts over the whole cluster, in the default rank order, with the kernels of `like` (flash, not compiled).
-    Each impossible one is counted once, under its first reason.
+    Each impossible one is counted once, under its first reason; one that is possible by a plainer name is left out.
     """
     found = Candidates()
     micro = 2 ** np.arange(int(np.log2(LARGEST_MICRO_BATCH)) + 1)
@@ -125,7 +125,6 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
         rows = table[here]
         if not len(rows):
             continue
-        found.enumerated += len(rows)
         one = np.ones(len(rows), np.int64)
         within = engine.default_etp(rows[:, 2]) if structure.own_experts else rows[:, 2]
         sizes = dict(zip(SIZES, rows.T, strict=True))
@@ -136,7 +135,27 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
         possible = _possible(rules, model, job, cluster, group, found.impossible)
         if possible.any():
             found.groups.append(group.at(possible))
-    return found
+    return _once(found, engine)
+
+
+def _once(found: Candidates, engine: Engine) -> Candidates:
+    """Without what is there by a plainer name too."""
+    names = {group.layout.structure: _names(group.layout) for group in found.groups}
+    groups = []
+    for group in found.groups:
+        again = np.zeros(len(group), bool)
+        for renamed, plain in plainer(group.layout, engine):
+            if renamed.any() and plain.structure in names:
+                again |= renamed & np.isin(_names(plain), names[plain.structure])
+        if not again.all():
+            groups.append(group.at(~again) if again.any() else group)
+    return replace(found, groups=groups)
+
+
+def _names(layout: Layout) -> np.ndarray:
+    """A layout's sizes as one word, to be looked up."""
+    rows = np.stack([getattr(layout, size) for size in SIZES], axis=1)
+    return np.ascontiguousarray(rows, np.int64).view(f"S{8 * len(SIZES)}").ravel()
 
 
 def _possible(

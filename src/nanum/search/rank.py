@@ -30,6 +30,7 @@ from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.once import Once
 from nanum.search.candidates import Group
+from nanum.search.names import in_one_order
 
 Progress = Callable[[int, int], None]
 BATCH = 16
@@ -101,7 +102,9 @@ class TooLarge:
 
 
 def read(question: Question, found: list[Group], progress: Progress | None = None) -> tuple[list[Ranked], TooLarge]:
-    """Memory and bound of every group: those that fit, and those that are too large."""
+    """Memory and bound of every group: those that fit, and those that are too large. What is there by a plainer name
+    is neither.
+    """
     ranked: list[Ranked] = []
     too_large, done = TooLarge(), 0
     total = sum(map(len, found))
@@ -169,8 +172,9 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         at_device = worst  # of a device that is its own host
         if question.cluster.measured.streams:
             at_device = reserved_bytes(worst) + context_bytes(groups, group.layout.mesh)
-        fits = at_device <= question.cluster.chip.memory_bytes.value
         m = question.job.num_microbatches(group.layout.micro_batch_size, group.layout.data_ranks)
+        once = ~in_one_order(structure, m)
+        fits = once & (at_device <= question.cluster.chip.memory_bytes.value)
         seconds = (
             bound(structure.schedule, m, pp, stage_bound(step, cost, shared.cost, time_known))
             if fits.any()
@@ -179,7 +183,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         of_layout = bodies.at[np.cumsum(pp) - pp]  # type: ignore[index]
         yield (
             Ranked(group.at(fits), at_device[fits], seconds[fits], shared, replace(bodies, at=of_layout[fits])),
-            _too_large(group, at_device, ~fits),
+            _too_large(group, at_device, once & ~fits),
         )
 
 

@@ -1,14 +1,15 @@
 """Published runs, a JSON object a line, with what is wrong in a line as a reason.
 
 The fields are those of the rows that are shipped (`data/measured/published.jsonl`); an absent one means that the source
-does not say. Others are not read.
+does not say. An unknown one is a slip and is refused by name, but for other quantities that were measured or derived.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ FIELDS: dict[str, tuple[str, Check]] = {
 }
 """By their paths. What is below `measured` and `derived` and not here is another quantity of the same run."""
 OBJECTS = ("model", "model.moe", "hardware", "layout", "measured", "derived")
+OPEN = ("measured", "derived")
+NEARLY = 0.9
+"""How alike a key must be to one that is read there (by `difflib`), to be a slip of it."""
+UNREAD = ("confidence", "memory_by_rank")
+"""What rows that are shipped say besides."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,7 @@ def _row(line: str) -> tuple[Row | None, list[str]]:
         found = _at(table, path)
         if found is not None and not isinstance(found, dict):
             wrong.append(f"{path} = {cut_short(json.dumps(found))} is not an object")
+    wrong += _unknown(table)
     fields: dict[str, Any] = {}
     for path, (what, check) in FIELDS.items():
         value = _at(table, path)
@@ -174,6 +181,21 @@ def _row(line: str) -> tuple[Row | None, list[str]]:
     if "model.moe" not in fields and isinstance(_at(table, "model.moe"), dict):
         fields["model.moe"] = True
     return (None, wrong) if wrong else (Row(fields), [])
+
+
+def _unknown(table: Mapping[str, Any]) -> Iterator[str]:
+    for parent in ("", *OBJECTS):
+        inside = _at(table, parent) if parent else table
+        for key in inside if isinstance(inside, dict) else ():
+            path = f"{parent}.{key}" if parent else key
+            if path in KNOWN:
+                continue
+            close = difflib.get_close_matches(path, KNOWN, n=1, cutoff=NEARLY if parent in OPEN else 0.6)
+            if close or parent not in OPEN:
+                yield f"unknown key {cut_short(path)}" + (f" (did you mean {close[0]}?)" if close else "")
+
+
+KNOWN = frozenset((*FIELDS, *OBJECTS, *UNREAD))
 
 
 def _at(table: Any, path: str) -> Any:
