@@ -27,10 +27,10 @@ lint: $(DEV) ## style, types, and who may import whom
 	$(BIN)/lint-imports
 
 test: lint ## everything that takes minutes
-	$(BIN)/pytest -q -n auto --dist loadgroup -m "not slow"
+	$(BIN)/pytest -q -n auto --dist loadfile -m "not slow"
 
 test-all: lint ## and what takes longer
-	$(BIN)/pytest -q -n auto --dist loadgroup
+	$(BIN)/pytest -q -n auto --dist loadfile
 
 bench: $(DEV) ## how fast the readers are, a plan from a cold start, and predicted beside measured steps (minutes)
 	@$(BIN)/python -m bench

@@ -36,16 +36,16 @@ def test_help_has_an_example_that_names_the_command(nanum: Run, command: str) ->
     assert "--json" in done.stdout
 
 
-def test_help_of_the_whole(nanum: Run) -> None:
-    done = nanum("--help")
+def test_help_of_the_whole(nanum_process: Run) -> None:
+    done = nanum_process("--help")
     assert done.returncode == 0
     assert "Example: nanum plan llama-3.1-70b 8x8xh100-sxm" in done.stdout
     assert all(re.search(rf"^  {command} ", done.stdout, re.MULTILINE) for command in COMMANDS)
     assert "..." not in done.stdout.split("Commands:")[1]  # no command's summary is cut
 
 
-def test_version(nanum: Run) -> None:
-    assert re.fullmatch(r"nanum \S.*\n", nanum("--version").stdout)
+def test_version(nanum_process: Run) -> None:
+    assert re.fullmatch(r"nanum \S.*\n", nanum_process("--version").stdout)
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["plan", "--help"], ["predict", "--help"], ["scale", "--help"]])
@@ -160,10 +160,10 @@ def test_a_bad_question_is_refused_with_every_reason(nanum: Run, asked: str, exp
     assert all(sum(words in reason for reason in reasons) == 1 for words in expected), reasons
 
 
-def test_a_model_file_with_keys_it_cannot_have_is_refused_with_each(nanum: Run, tmp_path: Path) -> None:
+def test_a_model_file_with_keys_it_cannot_have_is_refused_with_each(nanum_process: Run, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA | {"hidden_sizes": 3, "vocab_size": -1}))
-    reasons = reasons_of(nanum("predict", str(config), NODE))
+    reasons = reasons_of(nanum_process("predict", str(config), NODE))
     assert any("hidden_sizes" in reason for reason in reasons)
     assert any("vocab_size" in reason for reason in reasons)
 
@@ -190,8 +190,8 @@ def test_an_impossible_layout_is_refused_in_the_users_words(nanum: Run, argv: li
 
 
 @pytest.mark.parametrize("argv", [["Z"], ["A", "--lang", "fr"], ["A", "Z", "--json"]])
-def test_the_lesson_refuses_what_it_has_not(nanum: Run, argv: list[str]) -> None:
-    done = nanum("lesson", *argv)
+def test_the_lesson_refuses_what_it_has_not(nanum_process: Run, argv: list[str]) -> None:
+    done = nanum_process("lesson", *argv)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert "is not a" in done.stderr
@@ -237,9 +237,9 @@ def test_words_with_control_characters_are_repeated_without_them(nanum: Run) -> 
     assert [r"a\nb" in reasons[0], r"c\x1b[31m" in reasons[1], len(reasons)] == [True, True, 2]
 
 
-def test_unknown_flags_and_missing_words_exit_2_without_a_traceback(nanum: Run) -> None:
+def test_unknown_flags_and_missing_words_exit_2_without_a_traceback(nanum_process: Run) -> None:
     for argv in (["predict", "gpt2", NODE, "--tpp", "8"], ["predict", "gpt2"], ["predit"], ["plan", "gpt2", NODE, "x"]):
-        done = nanum(*argv)
+        done = nanum_process(*argv)
         assert done.returncode == 2
         assert done.stdout == ""
         assert "Traceback" not in done.stderr
@@ -299,8 +299,8 @@ def check_prediction(document: dict[str, Any]) -> None:
     )
 
 
-def test_predict_answers_with_the_contracts_document(nanum: Run) -> None:
-    done = nanum("predict", "llama-3.1-8b", NODE, "--tp", "2", "--pp", "2", "--recompute", "full", "--json")
+def test_predict_answers_with_the_contracts_document(nanum_process: Run) -> None:
+    done = nanum_process("predict", "llama-3.1-8b", NODE, "--tp", "2", "--pp", "2", "--recompute", "full", "--json")
     document = answer(done)
     check_prediction(document)
     assert document["engine"]["name"] == "torchtitan"
@@ -315,15 +315,15 @@ def test_predict_on_a_terminal_says_which_defaults_it_took(nanum: Run) -> None:
     assert "dp_shard 8 · zero 3" in text
 
 
-def test_what_does_not_fit_exits_1_and_is_answered_in_full(nanum: Run) -> None:
-    document = answer(nanum("predict", "llama-3.1-405b", "1x8xa100-sxm-40gb", "--json"), code=1)
+def test_what_does_not_fit_exits_1_and_is_answered_in_full(nanum_process: Run) -> None:
+    document = answer(nanum_process("predict", "llama-3.1-405b", "1x8xa100-sxm-40gb", "--json"), code=1)
     check_prediction(document)
     assert document["fits"] is False
-    assert "It does not fit" in nanum("predict", "llama-3.1-405b", "1x8xa100-sxm-40gb").stdout
+    assert "It does not fit" in nanum_process("predict", "llama-3.1-405b", "1x8xa100-sxm-40gb").stdout
 
 
-def test_plan_answers_with_the_contracts_document(nanum: Run) -> None:
-    document = answer(nanum("plan", "llama-3.1-8b", "2x8xh100-sxm", "--top", "3", "--json"))
+def test_plan_answers_with_the_contracts_document(nanum_process: Run) -> None:
+    document = answer(nanum_process("plan", "llama-3.1-8b", "2x8xh100-sxm", "--top", "3", "--json"))
     count = document["count"]
     assert count["enumerated"] == count["impossible"] + count["too_large"] + count["ranked"]
     assert 1 <= len(document["best"]) <= 3
@@ -385,8 +385,8 @@ def test_context_parallel_that_does_not_fit_is_answered_in_full(nanum: Run, argv
         assert near["fits"]
 
 
-def test_the_lessons_arithmetic(nanum: Run) -> None:
-    part = answer(nanum("lesson", "A", "--json"))["A"]
+def test_the_lessons_arithmetic(nanum_process: Run) -> None:
+    part = answer(nanum_process("lesson", "A", "--json"))["A"]
     assert part["data_parallel"]["bytes"] == 28e9
     assert part["tensor_parallel"]["bytes"] == 4_294_967_296
     assert part["pipeline"]["bytes"] == 67_108_864

@@ -425,8 +425,8 @@ def test_the_command(nanum: Run, argv: list[str], code: int, gpus: list[int]) ->
     assert [point["gpus"] for point in json.loads(done.stdout)["points"]] == gpus
 
 
-def test_no_count_that_fits_is_bad_news(nanum: Run) -> None:
-    done = nanum("scale", "llama-3.1-70b", "1x8xh100-sxm", "--gpus", "4,8")
+def test_no_count_that_fits_is_bad_news(nanum_process: Run) -> None:
+    done = nanum_process("scale", "llama-3.1-70b", "1x8xh100-sxm", "--gpus", "4,8")
     assert done.returncode == 1
     assert "It fits on none of these counts of GPUs" in done.stdout
     assert "4, 8 GPUs: more memory than the device has" in done.stdout

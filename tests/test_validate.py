@@ -345,8 +345,8 @@ def test_the_contract_of_the_document(nanum: Run, tmp_path: Path) -> None:
         assert words in shown.stdout
 
 
-def test_nothing_to_compare_is_bad_news(nanum: Run, tmp_path: Path) -> None:
-    done = nanum("validate", str(lines(tmp_path / "rows.jsonl", {**ROW, "precision": "nvfp4"})), "--json")
+def test_nothing_to_compare_is_bad_news(nanum_process: Run, tmp_path: Path) -> None:
+    done = nanum_process("validate", str(lines(tmp_path / "rows.jsonl", {**ROW, "precision": "nvfp4"})), "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["rows"] == []
 
