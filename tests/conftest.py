@@ -66,6 +66,22 @@ def nanum_process() -> Run:
     return run
 
 
+NODE = "1x8xh100-sxm"
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1000,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+"""A model's file, as published ones are."""
+
+
 def _stage(stage: int, params: int, activations: int) -> dict[str, Any]:
     by_category = {
         "params": params,

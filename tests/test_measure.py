@@ -14,6 +14,7 @@ import pytest
 from conftest import Run
 from test_documents import covers, documented, leaves
 
+from nanum import processes
 from nanum.cluster import Quantity, load
 from nanum.measure import machine, summary
 
@@ -95,7 +96,8 @@ def test_logs_become_a_file_that_predict_takes(nanum_process: Run, tmp_path: Pat
 
 # What is measured for real.
 
-torch = pytest.importorskip("torch")
+if processes.torch_is_missing():
+    pytest.skip("what is measured is measured with torch", allow_module_level=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -129,6 +131,8 @@ def everything() -> list[str]:
 
 @pytest.fixture(scope="module")
 def jobs() -> list:
+    import torch
+
     from nanum.live.grids import Plan
     from nanum.live.measure_kernels import jobs as all_jobs
 
@@ -162,6 +166,7 @@ def test_a_memory_bound_kernel_counts_what_it_reads_and_writes(jobs: list) -> No
 
 def test_the_order_of_operands_is_that_of_a_linear_layer_s_three_products() -> None:
     """y = x W^T, dx = dy W and dW = dy^T x, of [m, n] = [4, 6] and k = 5: how PyTorch's operands lie in each."""
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from nanum.live.measure_kernels import ORDERS
