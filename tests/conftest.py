@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
 from rich.console import Console
 
-from nanum import lesson
+from nanum import cli, lesson
 from nanum.lesson.page import Page
 from nanum.lesson.words import Words
 
@@ -26,13 +30,56 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def nanum() -> Run:
-    """`nanum(*words)` as a process of its own, with stdout and stderr apart."""
+    """`nanum(*words)`, with stdout and stderr apart, in this process: a start of Python and its imports are saved."""
+
+    def run(
+        *words: str, cwd: Path | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
+        with (
+            contextlib.chdir(cwd or "."),
+            mock.patch.dict(os.environ, env or {}),
+            mock.patch.object(sys, "argv", ["nanum", *words]),
+            mock.patch.object(sys, "excepthook", sys.excepthook),  # which typer sets
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as ends,
+        ):
+            cli.main()
+        said = []
+        for stream in (out, err):
+            stream.flush()
+            said.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+        return subprocess.CompletedProcess(words, int(ends.value.code or 0), *said)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def nanum_process() -> Run:
+    """`nanum(*words)` as a process of its own, as a user starts it."""
 
     def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         options = {"capture_output": True, "text": True, "timeout": 120, "encoding": "utf-8"} | options
         return subprocess.run([sys.executable, "-m", "nanum", *words], check=False, **options)
 
     return run
+
+
+NODE = "1x8xh100-sxm"
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1000,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+"""A model's file, as published ones are."""
 
 
 def _stage(stage: int, params: int, activations: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 from conftest import Run
 from test_documents import covers, documented, leaves
 
+from nanum import processes
 from nanum.cluster import Quantity, load
 from nanum.measure import machine, summary
 
@@ -67,12 +68,12 @@ def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
     assert "nanum[torch]" in reasons(done)[0]
 
 
-def test_logs_become_a_file_that_predict_takes(nanum: Run, tmp_path: Path) -> None:
+def test_logs_become_a_file_that_predict_takes(nanum_process: Run, tmp_path: Path) -> None:
     from test_nccl_tests import log, row
 
     (tmp_path / "all_reduce_perf.log").write_text(log(8, 8, [row(1024, 20.0), row(2**30, 5000.0)]))
     words = ["--from-nccl-tests", "all_reduce_perf.log", "--chip", "h100-sxm", "-o", "lab.toml"]
-    done = nanum("measure", *words, "--json", cwd=tmp_path)
+    done = nanum_process("measure", *words, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     rows = documented("measure")
@@ -84,10 +85,10 @@ def test_logs_become_a_file_that_predict_takes(nanum: Run, tmp_path: Path) -> No
     assert (exchange["kind"], exchange["ranks"], exchange["nodes"]) == ("all_reduce", 8, 1)
     assert exchange["algbw_bytes_per_second"][1] == pytest.approx(2**30 / 5e-3)
     assert exchange["busbw_bytes_per_second"][1] == pytest.approx(2**30 / 5e-3 * 2 * 7 / 8)  # doc/PERFORMANCE.md
-    predicted = nanum("predict", "gpt2", "lab.toml", "--json", cwd=tmp_path)
+    predicted = nanum_process("predict", "gpt2", "lab.toml", "--json", cwd=tmp_path)
     assert predicted.returncode == 0, predicted.stderr
     assert json.loads(predicted.stdout)["cluster"]["name"] == "lab"
-    shown = nanum("measure", *words, "--force", cwd=tmp_path)
+    shown = nanum_process("measure", *words, "--force", cwd=tmp_path)
     assert shown.stdout.splitlines()[-2].split()[-2:] == ["215", "376"]  # GB/s, of the algorithm and of the bus
     assert "all_reduce_perf.log: 8 ranks on 1 node" in shown.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all_reduce_perf.log", "lab.toml"]
@@ -95,7 +96,8 @@ def test_logs_become_a_file_that_predict_takes(nanum: Run, tmp_path: Path) -> No
 
 # What is measured for real.
 
-torch = pytest.importorskip("torch")
+if processes.torch_is_missing():
+    pytest.skip("what is measured is measured with torch", allow_module_level=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -129,6 +131,8 @@ def everything() -> list[str]:
 
 @pytest.fixture(scope="module")
 def jobs() -> list:
+    import torch
+
     from nanum.live.grids import Plan
     from nanum.live.measure_kernels import jobs as all_jobs
 
@@ -162,6 +166,7 @@ def test_a_memory_bound_kernel_counts_what_it_reads_and_writes(jobs: list) -> No
 
 def test_the_order_of_operands_is_that_of_a_linear_layer_s_three_products() -> None:
     """y = x W^T, dx = dy W and dW = dy^T x, of [m, n] = [4, 6] and k = 5: how PyTorch's operands lie in each."""
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from nanum.live.measure_kernels import ORDERS
@@ -264,9 +269,11 @@ def test_what_a_tiny_step_takes_beyond_its_kernels_is_the_host_s_own() -> None:
 
 
 @pytest.mark.slow
-def test_this_machine_becomes_a_cluster_file(nanum: Run, tmp_path: Path) -> None:
+def test_this_machine_becomes_a_cluster_file(nanum_process: Run, tmp_path: Path) -> None:
     """The whole of it, quick. Nothing is said of how long it takes."""
-    done = nanum("measure", "-o", "here.toml", "--device", "cpu", "--quick", "--json", cwd=tmp_path, timeout=1200)
+    done = nanum_process(
+        "measure", "-o", "here.toml", "--device", "cpu", "--quick", "--json", cwd=tmp_path, timeout=1200
+    )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     cores = len(os.sched_getaffinity(0))
@@ -280,7 +287,7 @@ def test_this_machine_becomes_a_cluster_file(nanum: Run, tmp_path: Path) -> None
     )
     cluster = load(str(tmp_path / "here.toml"))
     assert {"fp32", "bf16"} <= {dtype for dtype, _ in cluster.measured.matmul}
-    predicted = nanum(
+    predicted = nanum_process(
         "predict", "gpt2", "here.toml", "--engine", "torch", "--precision", "fp32", "--dp-replicate", str(cores),
         "--dp-shard", "1", "--global-batch-size", str(cores), "--json", cwd=tmp_path,
     )  # fmt: skip

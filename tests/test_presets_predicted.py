@@ -80,9 +80,9 @@ def adds_up(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("gpus", GPUS)
 def test_some_presets_are_predicted(gpus: int) -> None:
-    """One of each family."""
+    """One of each family, each on two of the four clusters."""
     families = {preset.family: preset for preset in presets()}
-    for preset in families.values():
+    for preset in list(families.values())[list(GPUS).index(gpus) % 2 :: 2]:
         adds_up(answered(random.Random(f"{preset.name} {gpus}"), preset, gpus))
 
 

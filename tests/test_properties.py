@@ -25,10 +25,8 @@ from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.once import Once
 from nanum.parallel.pipeline import Step
-from nanum.prediction import parameters, predict
+from nanum.prediction import parameters
 from nanum.program import FROM_HOST, TO_HOST
-from nanum.search.candidates import candidates
-from nanum.search.rank import Question, exact_times, read
 
 SIZES = (*BODY_FIELDS, "pp")
 MEGATRON, TORCHTITAN, TORCH = (engines.load(name) for name in ("megatron", "torchtitan", "torch"))
@@ -363,56 +361,3 @@ def test_one_device_exchanges_nothing(model: Model) -> None:
     for engine, zero in ((MEGATRON, 0), (MEGATRON, 1), (MEGATRON, 3), (TORCHTITAN, 3), (TORCH, 0)):
         program = build(model, Job(16, 4), Layout(structure=Structure(zero=zero)), engine, 0).program
         assert traffic(program) == {}
-
-
-# --- the search -------------------------------------------------------------------------------------------------------
-def questions() -> list[Question]:
-    """A few small questions of different shapes, on clusters small enough that every layout is timed exactly."""
-    rng = np.random.default_rng(1)
-    found = []
-    for cluster in ("1x8xh100-sxm", "2x4xa100-sxm-80gb", "3x2xb200"):
-        for engine in (MEGATRON, TORCHTITAN):
-            heads = int(rng.choice([8, 16]))
-            attention = Attention(heads, heads // int(rng.choice([1, 4])), 64)
-            mlp = Mlp(int(rng.choice([2048, 5504])), gated=True, activation="silu")
-            layers, vocab = int(rng.choice([4, 8, 12])), int(rng.choice([1000, 32000]))
-            model = Model("asked", 64 * heads, vocab, layers, 4096, attention, mlp, "rms_norm", "rotary", False)
-            job = Job(int(rng.choice([512, 4096])), int(rng.choice([48, 96])))
-            found.append(Question(model, job, load_cluster(cluster), engine))
-    return found
-
-
-QUESTIONS = questions()
-IN_FP8 = [replace(q, job=replace(q.job, precision="fp8")) for q in QUESTIONS[1:2]]
-BLOCKING = [replace(q, cluster=replace(q.cluster, launch_blocking=True)) for q in QUESTIONS[2:3]]
-
-
-@pytest.mark.parametrize(
-    "question",
-    [*QUESTIONS, *IN_FP8, *BLOCKING],
-    ids=lambda q: f"{q.engine.name}-{q.cluster.name}-{q.job.precision}{'-blocking' * q.cluster.launch_blocking}",
-)
-def test_the_bound_never_exceeds_the_exact_step(question: Question) -> None:
-    ranked, _ = read(question, candidates(question.model, question.job, question.cluster, question.engine).groups)
-    assert sum(len(r.group) for r in ranked) > 50
-    for r in ranked:
-        if len(r.group):
-            exact = np.array([c.step_seconds for c in exact_times(question, r, np.arange(len(r.group)))])
-            assert np.all(r.bound_seconds <= exact * (1 + 1e-12))
-            assert np.all(r.bound_seconds > 0)
-
-
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: f"{q.engine.name}-{q.cluster.name}")
-def test_a_candidate_is_what_predict_says(question: Question) -> None:
-    """One layout of every third structure."""
-    rng = np.random.default_rng(2)
-    ranked, _ = read(question, candidates(question.model, question.job, question.cluster, question.engine).groups)
-    for r in ranked[::3]:
-        if len(r.group):
-            row = rng.integers(len(r.group))
-            (candidate,) = exact_times(question, r, np.array([row]))
-            said = predict(question.model, question.job, question.cluster, candidate.layout, question.engine.name)
-            assert candidate.device_bytes == said.worst.device_bytes
-            for part in ("step", "compute", "exposed_communication", "bubble", "optimizer"):
-                field = f"{part}_seconds"
-                assert getattr(candidate, field) == pytest.approx(getattr(said.time, field), rel=1e-9, abs=1e-12)

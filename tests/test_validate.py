@@ -357,8 +357,8 @@ def test_a_long_id_is_whole_and_no_range_is_none(nanum: Run, tmp_path: Path) -> 
     assert next(line for line in memory if line.startswith("own ")).split()[-2:] == ["-", "-"]
 
 
-def test_nothing_to_compare_is_bad_news(nanum: Run, tmp_path: Path) -> None:
-    done = nanum("validate", str(lines(tmp_path / "rows.jsonl", {**ROW, "precision": "nvfp4"})), "--json")
+def test_nothing_to_compare_is_bad_news(nanum_process: Run, tmp_path: Path) -> None:
+    done = nanum_process("validate", str(lines(tmp_path / "rows.jsonl", {**ROW, "precision": "nvfp4"})), "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["rows"] == []
 

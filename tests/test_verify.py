@@ -32,8 +32,6 @@ from nanum.verify.matrix import MATRIX, cases
 if processes.torch_is_missing():
     pytest.skip("real runs need torch", allow_module_level=True)
 
-pytestmark = pytest.mark.xdist_group("real runs")  # of which there is one, for all of this file
-
 Run = Callable[..., Any]
 QUICK = [ask.name for ask in MATRIX if ask.quick]
 Answers = dict[str, dict[str, Any]]
@@ -223,8 +221,8 @@ def test_a_mismatch_is_shown_side_by_side(answers: Answers, nanum: Run, tmp_path
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-def test_one_run_from_the_command_line(nanum: Run) -> None:
-    found = nanum("verify", "tiny-llama", "--ranks", "2", "--tp", "2", "--layers", "1", "--json")
+def test_one_run_from_the_command_line(nanum_process: Run) -> None:
+    found = nanum_process("verify", "tiny-llama", "--ranks", "2", "--tp", "2", "--layers", "1", "--json")
     assert (found.returncode, found.stderr) == (0, "")
     document = json.loads(found.stdout)
     assert document["ok"]
@@ -271,8 +269,8 @@ def test_what_cannot_be_asked(nanum: Run, words: list[str], reasons: list[str]) 
         assert reason in found.stderr
 
 
-def test_a_launch_is_the_same_question(nanum: Run) -> None:
-    found = nanum("verify", "--ranks", "2", "--zero", "3", "--print-launch")
+def test_a_launch_is_the_same_question(nanum_process: Run) -> None:
+    found = nanum_process("verify", "--ranks", "2", "--zero", "3", "--print-launch")
     assert found.returncode == 0
     assert "torchrun" in found.stdout
     assert "-m nanum.live.worker --question" in found.stdout
@@ -283,21 +281,21 @@ def test_a_launch_is_the_same_question(nanum: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_launch_by_torchrun_is_the_same_run(nanum: Run, tmp_path: Path) -> None:
+def test_a_launch_by_torchrun_is_the_same_run(nanum_process: Run, tmp_path: Path) -> None:
     """The command that --print-launch prints, on one machine, and its answer compared."""
     words = ["verify", "--ranks", "2", "--zero", "3", "--layers", "1"]
-    command = nanum(*words, "--print-launch").stdout.splitlines()[-1].split(" --question ")[1]
+    command = nanum_process(*words, "--print-launch").stdout.splitlines()[-1].split(" --question ")[1]
     question = shlex.split(command)[0]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     worker = ["-m", "nanum.live.worker", "--question", question, "--answer", str(tmp_path / "answer.json")]
     subprocess.run([*launch, *worker], check=True, timeout=300, capture_output=True)
-    found = nanum(*words, "--answer", str(tmp_path / "answer.json"))
+    found = nanum_process(*words, "--answer", str(tmp_path / "answer.json"))
     assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.slow
-def test_all_of_the_matrix(nanum: Run) -> None:
-    found = nanum("verify", "--all", "--json", timeout=1200)
+def test_all_of_the_matrix(nanum_process: Run) -> None:
+    found = nanum_process("verify", "--all", "--json", timeout=1200)
     document = json.loads(found.stdout)
     wrong = {case["name"]: [c for c in case["checks"] if not c["ok"]] for case in document["cases"] if not case["ok"]}
     assert wrong == {}
