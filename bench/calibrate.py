@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
 from fnmatch import fnmatch
 from functools import cache
+from itertools import product
 from os import cpu_count
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,10 @@ UNSURE = {"host_seconds": 0.1, "expert_seconds": 0.1}
 """Of what is known by its order of magnitude alone, the penalty is less: this much of it."""
 SLOWER = ("matmul", "matmul_untabled", "attention", "memory", "intra_node", "inter_node", "beside")
 """Nothing is faster in a step than alone."""
-HOLDS = 0.8
-TAILS = np.linspace(0.1, 0.01, 19)
-"""What lies below a range, and above it, of the runs that it is made of: the narrowest that holds enough is taken."""
+HOLDS, FEWEST, MOST = 0.8, 0.6, 0.95
+"""Of runs that had no part in a range: in the mean over sources, and of a source."""
+TAILS = np.linspace(0.13, 0.01, 25)
+"""What lies below a range, or above it, of the runs that it is made of."""
 ENOUGH = 15  # runs of an engine or on a chip, for others to be like them
 
 
@@ -184,24 +186,30 @@ def quantiles(
 
 def _ranges(out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[str]) -> dict[str, dict[str, Any]]:
     """For all, and for each source that is left out: the narrowest that hold four of five runs of a source that had no
-    part in them, in the mean over sources.
+    part in them, in the mean over sources, and neither too few nor too many of one with enough runs to tell.
     """
-    for tail in TAILS:
-        found = {each: _of(out, sources, moe, [n for n in names if n != each], tail) for each in ("", *names)}
-        share = [held(found[each], np.exp(-out[sources == each]), moe[sources == each]) for each in names]
-        if np.mean(share) >= HOLDS:
-            break
-    return found
+    told = [name for name in names if np.sum(sources == name) >= ENOUGH]
+    found = []
+    for below, above in product(TAILS, TAILS):
+        of = {e: _of(out, sources, moe, [n for n in names if n != e], (below, 1 - above)) for e in ("", *names)}
+        share = {e: held(of[e], np.exp(-out[sources == e]), moe[sources == e]) for e in names}
+        amiss = sum(not FEWEST <= share[name] <= MOST for name in told)
+        low, high = of[""]["dense"]
+        if np.mean(list(share.values())) >= HOLDS:
+            found.append((amiss, high / low, of))
+    return min(found, key=lambda one: one[:2])[2]
 
 
-def _of(out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[str], tail: float) -> dict[str, list[float]]:
-    """Measured over predicted: what leaves `tail` of runs on either side, each source alike; of what is unlike, the
-    farthest that either is in one source.
+def _of(
+    out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[str], at: tuple[float, float]
+) -> dict[str, list[float]]:
+    """Measured over predicted: these percentiles, each source alike; of what is unlike, the farthest that the 10th and
+    the 90th are in one source.
     """
     ratio = np.exp(-out)
 
     def of(which: np.ndarray) -> list[float]:
-        return quantiles(ratio[which], sources[which], names, (tail, 1 - tail))
+        return quantiles(ratio[which], sources[which], names, at)
 
     each = [np.quantile(ratio[sources == name], (0.1, 0.9)) for name in names if (sources == name).sum() >= ENOUGH]
     unlike = [float(min(low for low, _ in each)), float(max(high for _, high in each))]

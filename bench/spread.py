@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from bench.calibrate import ENOUGH, HOLDS, TAILS, _rows, held, quantiles, question
+from bench.calibrate import ENOUGH, HOLDS, _rows, held, quantiles, question
 from nanum.account.coefficients import coefficients
 from nanum.calibration import Belief, belief, steps_of
 from nanum.calibration.update import in_turn, looked
@@ -39,6 +39,8 @@ USUAL, PENALTY = 0.1, 0.03
 missed is the same to a tenth of a percent; the largest keeps a link's from 0.57."""
 MOST_OF_A_GROUP = 40
 SEVERAL = 3
+TAILS = np.linspace(0.1, 0.01, 19)
+"""What lies below a range, and above it, of the runs that it is made of: the narrowest that holds enough is taken."""
 SEED = 0
 
 

@@ -23,6 +23,7 @@ from nanum.model import load as load_model
 from nanum.report.scaling import print_scaling
 from nanum.scaling import Cut, Scaling, Uncut, scale
 from nanum.scaling.cuts import faster
+from nanum.scaling.laws import amdahl_speedup, fit_amdahl
 from nanum.units import format_seconds, format_seconds_between
 
 # --- a machine --------------------------------------------------------------------------------------------------------

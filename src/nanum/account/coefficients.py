@@ -47,8 +47,8 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Range:
-    """Least and most of a step over what is predicted: the 10th and the 90th percentile of published runs that had no
-    part in the fit, each source alike.
+    """Least and most of a step over what is predicted: percentiles of published runs that had no part in the fit, each
+    source alike.
     """
 
     low: float

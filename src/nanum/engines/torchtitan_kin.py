@@ -32,7 +32,7 @@ def by_tensors(model: Model, job: Job, structure: Structure) -> Conventions:
 
 
 def repeating(model: Model, job: Job, structure: Structure) -> Conventions:
-    """Until January 2026 (ff0829c10) heads of keys and values were copied for all of queries (model.py: `repeat_kv`)."""
+    """Until January 2026 (ff0829c10) keys and values were copied for all heads of queries (model.py: `repeat_kv`)."""
     return replace(conventions(model, job, structure), repeats_keys=True)
 
 
