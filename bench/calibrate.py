@@ -18,7 +18,7 @@ from functools import cache
 from itertools import product
 from os import cpu_count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
@@ -80,26 +80,51 @@ def calibrate() -> Iterator[str]:
         start = start * np.exp(_fit(error, slopes, start, sources, names))
     left = {name: [n for n in names if n != name] for name in names if not name.startswith(LAUNCHES)}
     without = {name: around[0] * np.exp(_fit(error, slopes, around[0], sources, use)) for name, use in left.items()}
-    found = np.log(_steps(rows, np.vstack([start, *without.values()])) / measured[:, None])
-    column = {name: i + 1 for i, name in enumerate(without)}
-    out = np.array([found[i, column.get(source, 0)] for i, source in enumerate(sources)])
-    moe = np.array([any(isinstance(k.mlp, Experts) for k in question(row.id).model.kinds) for row in rows])
-    scored = np.isin(sources, list(left))
-    ranges = _ranges(out, sources, moe, list(left))
-    FILE.write_text(_text(start, without, ranges, [row for row, one in zip(rows, scored, strict=True) if one]), "utf-8")
+    scored = [row for row in _measured() if not tells_launches(row)]
+    missed = _missed(scored, without)
+    seen = {row.id for row in rows}
+    fitted = np.array([row.id in seen for row in scored])
+    ranges = _ranges(missed, fitted, list(left))
+    FILE.write_text(_text(start, without, ranges, [row for row in scored if row.id in seen]), "utf-8")
     for name in left:
-        of = np.exp(out[sources == name]) - 1
+        of = 1 / missed.ratio[missed.sources == name] - 1
         yield f"{name:15} {len(of):4} runs: {np.abs(of).mean():6.1%} left out, bias {of.mean():+6.1%}"
-    yield f"mean of {len(left)} sources: {np.mean(_by_source(np.exp(out) - 1, sources, list(left))):.1%}"
+    yield f"mean of {len(left)} sources: {np.mean(_by_source(1 / missed.ratio - 1, missed.sources, list(left))):.1%}"
+
+
+class Missed(NamedTuple):
+    """Of runs, [n] each: what is measured over what is predicted by coefficients that never saw the run's source, that
+    source, and whether there are experts.
+    """
+
+    ratio: np.ndarray
+    sources: np.ndarray
+    moe: np.ndarray
+
+    def those(self, which: np.ndarray) -> Missed:
+        return Missed(*(each[which] for each in self))
+
+
+def _missed(rows: list[Row], without: Mapping[str, np.ndarray]) -> Missed:
+    seconds, column = _steps(rows, np.vstack(list(without.values()))), {name: i for i, name in enumerate(without)}
+    ratio = [question(row.id).step_seconds / seconds[i, column[row.source]] for i, row in enumerate(rows)]
+    moe = [any(isinstance(kind.mlp, Experts) for kind in question(row.id).model.kinds) for row in rows]
+    return Missed(np.array(ratio), np.array([row.source for row in rows]), np.array(moe))
+
+
+def _measured() -> Iterator[Row]:
+    """Runs whose step was measured, and is predicted."""
+    for row in _shipped().values():
+        asked = question_of(row)
+        if isinstance(asked, Question) and asked.step_seconds is not None:
+            yield row
 
 
 def _rows() -> Iterator[Row]:
-    """Runs whose step was measured, and whose rows are not known to be odd; evenly at most so many of a source."""
+    """Those that are not known to be odd; evenly at most so many of a source."""
     of: dict[str, list[Row]] = {}
-    for row in read():
-        asked = question_of(row)
-        odd = any(fnmatch(row.id, i) for each in odd_rows() if each.quantity == "step_seconds" for i in each.ids)
-        if isinstance(asked, Question) and asked.step_seconds is not None and not odd:
+    for row in _measured():
+        if not any(fnmatch(row.id, i) for each in odd_rows() if each.quantity == "step_seconds" for i in each.ids):
             of.setdefault(_source(row), []).append(row)
     for rows in of.values():
         step = max(1, -(-len(rows) // AT_MOST))
@@ -184,15 +209,17 @@ def quantiles(
     return [float(np.interp(q, share, values[order])) for q in at]
 
 
-def _ranges(out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[str]) -> dict[str, dict[str, Any]]:
-    """For all, and for each source that is left out: the narrowest that hold four of five runs of a source that had no
-    part in them, in the mean over sources, and neither too few nor too many of one with enough runs to tell.
+def _ranges(missed: Missed, fitted: np.ndarray, names: list[str]) -> dict[str, dict[str, Any]]:
+    """For all, and for each source that is left out: the narrowest of the runs that are `fitted` on, that hold four of
+    five of all runs of a source that had no part in them, in the mean over sources, and neither too few nor too many of
+    one with enough runs to tell.
     """
-    told = [name for name in names if np.sum(sources == name) >= ENOUGH]
+    tells, own = missed.those(fitted), {name: missed.those(missed.sources == name) for name in names}
+    told = [name for name in names if len(own[name].ratio) >= ENOUGH]
     found = []
     for below, above in product(TAILS, TAILS):
-        of = {e: _of(out, sources, moe, [n for n in names if n != e], (below, 1 - above)) for e in ("", *names)}
-        share = {e: held(of[e], np.exp(-out[sources == e]), moe[sources == e]) for e in names}
+        of = {e: _of(tells, [n for n in names if n != e], (below, 1 - above)) for e in ("", *names)}
+        share = {name: held(of[name], own[name].ratio, own[name].moe) for name in names}
         amiss = sum(not FEWEST <= share[name] <= MOST for name in told)
         low, high = of[""]["dense"]
         if np.mean(list(share.values())) >= HOLDS:
@@ -200,13 +227,11 @@ def _ranges(out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[s
     return min(found, key=lambda one: one[:2])[2]
 
 
-def _of(
-    out: np.ndarray, sources: np.ndarray, moe: np.ndarray, names: list[str], at: tuple[float, float]
-) -> dict[str, list[float]]:
-    """Measured over predicted: these percentiles, each source alike; of what is unlike, the farthest that the 10th and
-    the 90th are in one source.
+def _of(missed: Missed, names: list[str], at: tuple[float, float]) -> dict[str, list[float]]:
+    """Of these sources, each alike: these percentiles; of what is unlike, the farthest that the 10th and the 90th are
+    in one source.
     """
-    ratio = np.exp(-out)
+    ratio, sources, moe = missed
 
     def of(which: np.ndarray) -> list[float]:
         return quantiles(ratio[which], sources[which], names, at)
