@@ -44,7 +44,7 @@ PRECISELY = {"maxiter": 5000, "ftol": 1e-13, "gtol": 1e-9}
 PENALTY = 0.2  # on the square of the logarithm of a coefficient over what is known of it before
 BEFORE = dict.fromkeys(NAMES, 1.0) | {
     "matmul_untabled": 0.79,  # between the two tables that there are
-    "matmul_fp8": 1.076,  # H200: 1.90 times bf16's (Transformer Engine, docs/examples/gemm_profiling), the bests 1.77
+    "matmul_fp8": 1.073,  # H200: 1.90 times bf16's (Transformer Engine, docs/examples/gemm_profiling), the bests 1.77
     "memory": 0.9,  # recalled: what copies reach of a GPU's bandwidth
     "host_seconds": 1e-5,  # recalled: the order of PyTorch's own overhead of an eager operation
     "expert_seconds": 1e-4,  # a few such, and what Python does for each expert
@@ -53,6 +53,8 @@ BEFORE = dict.fromkeys(NAMES, 1.0) | {
 """What is known without a published run: in a step as alone, and from elsewhere what that says nothing of."""
 UNSURE = {"host_seconds": 0.1, "expert_seconds": 0.1}
 """Of what is known by its order of magnitude alone, the penalty is less: this much of it."""
+TOLD = {"host_seconds": "vTrain on one node", "expert_seconds": "Megatron-Bridge, whatever the experts of a rank,"}
+"""By which runs, all of one kind, those of a coefficient are told that no other runs see: with any source left out."""
 SLOWER = ("matmul", "matmul_untabled", "attention", "memory", "intra_node", "inter_node", "beside")
 """Nothing is faster in a step than alone."""
 HOLDS, FEWEST, MOST = 0.8, 0.6, 0.95
@@ -261,6 +263,7 @@ def _text(start: np.ndarray, without: Mapping[str, np.ndarray], ranges: Mapping[
         source = (
             f"fitted on {len(rows)} published steps of {sources} sources; {low:.4g} to {high:.4g} with one left out"
         )
+        source += f"; told by runs of {TOLD[name]} that have no score" if name in TOLD else ""
         lines += [f"\n[{name}]", f"value = {start[i]:.5g}", 'tag = "derived"', f'source = "{source}"']
     engines, chips = (
         _usual(question(row.id).engine.name for row in rows),

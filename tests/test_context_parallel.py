@@ -27,7 +27,7 @@ from nanum.layout import ContextParallel, Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.parallel.pipeline import Step
 from nanum.prediction import consistent, predict, reasons
-from nanum.program import Compute, Held, Repeat
+from nanum.program import Held
 from nanum.search.candidates import candidates
 
 TORCH, TORCHTITAN, MEGATRON = (engines.load(name) for name in ("torch", "torchtitan", "megatron"))
@@ -240,33 +240,6 @@ def test_selective_recompute_of_a_ring() -> None:
     without = (2 * 3 + 4 * 2) * block
     assert of_a_layer("cp", "ring", cp=4, engine=TORCH, recompute="selective") == (without + 3 * block, 3 + 4)
     assert of_a_layer("cp", "ring", cp=4, recompute="selective") == (without, 2 + 4)
-
-
-@pytest.mark.parametrize("c", [2, 4, 8])
-def test_a_ring_puts_its_steps_together_in_fp32(c: int) -> None:
-    """c - 1 merges of a rank's rows, whole: each result made fp32, taken from the sum, scaled, and taken off it; and of
-    backward a c-th of the attention in each step, its gradients added to sums, of which those of keys and values are
-    joined with what arrived and packed (PyTorch's `_SDPAMerger`, `_partial_update`)."""
-    wide, kv = 4 * B * S * H // c, 4 * B * S * KAPPA // c  # bytes of a rank's fp32 queries, and keys with values
-
-    def moved(name: str, phase: str, kind: str) -> int:
-        found = step(kind, cp=c).program
-        return sum(int(n * node.bytes_moved) for node, n in unrolled(found) if (node.name, node.phase) == (name, phase))
-
-    def of_a_layer(name: str, phase: str) -> Fraction:
-        return Fraction(moved(name, phase, "ring") - moved(name, phase, "ulysses"), M * L)
-
-    assert of_a_layer("sub", "forward") == (c - 1) * 2 * 3 * wide
-    assert of_a_layer("cat", "backward") == kv + 2 * kv + (c - 1) * 4 * kv  # the first of half precision, to be sent
-    assert flops(step("ring", cp=c).program) == pytest.approx(flops(step("ulysses", cp=c).program), rel=1e-12)
-
-
-def unrolled(nodes: Any, times: int = 1) -> Any:
-    for node in nodes:
-        if isinstance(node, Repeat):
-            yield from unrolled(node.body, times * int(node.count))
-        elif isinstance(node, Compute):
-            yield node, times
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -85,8 +85,9 @@ LATENT_NORM, EXPERTS_NORM = "norm before latent attention", "norm before experts
 ATTENTION_BLOCK = "attention block"
 """With its norm and its residual."""
 FEED_FORWARD, EXPERTS, SHARED_EXPERTS = "feed-forward block", "experts", "shared experts"
-ROUTER = "router"
-"""With what puts its choices in order, where that is done before tokens are sent."""
+ROUTER, SLOTS = "router", "slots of experts"
+"""With the router what puts its choices in order, where that is done before tokens are sent; the rest of what is done
+with choices is of slots."""
 EXPERT_ACTIVATION = "activation of experts"
 MTP_MODULE = "module of multi-token prediction"
 

@@ -79,7 +79,7 @@ def write_whole(file: Path, content: str | bytes, *, force: bool) -> None:
     try:
         with open(descriptor, "wb") as opened:
             opened.write(content.encode("utf-8") if isinstance(content, str) else content)
-        os.chmod(unfinished, 0o666 & ~_umask())
+        os.chmod(unfinished, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
         os.replace(unfinished, target)
     except OSError as error:
         raise Refused(f"{file}: {error.strerror or error}") from None

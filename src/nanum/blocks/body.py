@@ -10,6 +10,7 @@ from typing import Any
 from nanum.conventions import EVERYTHING, Conventions, Kept
 from nanum.job import ALL, Trained
 from nanum.layout import Structure
+from nanum.operators.exchange import beside_products
 from nanum.operators.halves import Halves, halves
 from nanum.operators.joined import join
 from nanum.operators.lifetimes import split_step
@@ -208,6 +209,7 @@ def emit(
     dx = tape.grad(x) if x is not None and given_grad else None
     borrowed = tape.end_shared()
     join(tape)
+    beside_products(tape)
     return Emitted(tape, x, y, dy, dx, borrowed)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nanum.arrays import ceiling, least, where
 from nanum.blocks.body import Streams
-from nanum.conventions import EXPERT_ACTIVATION, ROUTER, SHARED_EXPERTS
+from nanum.conventions import EXPERT_ACTIVATION, ROUTER, SHARED_EXPERTS, SLOTS
 from nanum.job import Job, Routing
 from nanum.layout import Layout
 from nanum.model import Experts, Layer, Mlp
@@ -89,7 +89,8 @@ def mixture(t: Tape, h: Tensor, e: Experts, splits: Streams) -> Tensor:
     """
     with t.region(ROUTER):
         choice = route(t, h, bias=e.router_bias)
-    y = _by_nodes(t, e, choice) if t.own_experts and t.dispatcher == "flex" else _by_slots(t, e, choice)
+    with t.region(SLOTS):
+        y = _by_nodes(t, e, choice) if t.own_experts and t.dispatcher == "flex" else _by_slots(t, e, choice)
     if e.shared is None:
         return y
     with t.region(SHARED_EXPERTS):
@@ -142,6 +143,7 @@ def _computed(t: Tape, e: Experts, slots: Tensor, weights: Callable[[], Tensor] 
     if weights is None:
         return expert_linear(t, inner, "expert_down", "D", "F", split, bias=e.expert.bias)
     by = weights()
+    by = t.resharded(by, {d: inner.split[d] for d in by.dims if d in inner.split})
     out = expert_linear(t, scaled(t, inner, by, fused=True), "expert_down", "D", "F", split)
     return bias_apart(t, out, "expert_down", by) if e.expert.bias else out
 

@@ -4,8 +4,7 @@
 Of c steps each takes a c-th of a rank's causal attention: the first on its own keys, then all its queries on half of
 the keys that arrived, or half of its queries on all of them. Counted are those of the last rank, which has the first
 kind throughout, and puts whole results together (`_SDPAMerger`, in fp32; torch.distributed.tensor.experimental,
-PyTorch 2.13, `_context_parallel/_attention.py`). Where selective recompute keeps what each kernel made, as plain
-PyTorch's does, all steps but the first count as run again.
+PyTorch 2.13, `_context_parallel/_attention.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nanum.conventions import RING
 from nanum.operators.attention import flash_flops, flash_shape, log_sum_exp
 from nanum.operators.exchange import collective, exchange
 from nanum.operators.tape import Tape
@@ -51,26 +51,35 @@ def _forward(
     t: Tape, q: Tensor, pieces: tuple[Tensor, Tensor, Tensor], flops: Any, axis: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     own, _, others = pieces
+    name, later = kernel_name(t), t.shapes.ranks((axis,)) - 1
     block, lse = q.like(name="attention"), log_sum_exp(q)
-    t.emit("attention", (q, own), (block, lse), flops, flash_shape(t, q, flops), attention=True)
+    t.emit(name, (q, own), (block, lse), flops, flash_shape(t, q, flops), attention=True)
     total = t.kernel("to_float", (block,), q, "fp32") if t.half else block
     row, wide, sums = (t.shapes.bytes(x) for x in (q, total, lse))
+    of_step, its_lse = block.like(), lse.like()
+    moved = 2 * row + t.shapes.bytes(own) / 2 + sums
+    t.loop(name, (q, others), (of_step, its_lse), later, _attention(t, "attention", q, flops, moved))
     merged, both = total.like(name="merged"), lse.like(name="log of both")
     steps = (
-        _attention(t, "attention", q, flops, 2 * row + t.shapes.bytes(own) / 2 + sums),
         *((_kernel(t, "to_float", row + wide),) if t.half else ()),
         _kernel(t, "sub", 3 * wide),
         _kernel(t, "mul", 2 * wide + 2 * sums),  # by a sigmoid of the difference of log-sum-exps
         _kernel(t, "sub", 3 * wide),
         _kernel(t, "logaddexp", 3 * sums),
     )
-    meanwhile = t.buffer("results of a step", 2 * wide + (row if t.half else 0))
-    later = t.shapes.ranks((axis,)) - 1
-    t.loop("ring", (q, others, block, total, lse), (merged, both, meanwhile), later, *steps)
-    t.frame(total, lse, meanwhile)
+    meanwhile = t.buffer("parts of a merge", 2 * wide if t.half else wide)
+    t.loop("merge", (of_step, its_lse, block, total, lse), (merged, both, meanwhile), later, *steps)
+    t.frame(total, lse, meanwhile, of_step, its_lse)
     out, saved = q.like(name="attended"), lse.like()
     t.emit("attended", (merged, both, block), (out, saved))
     return out, saved, others
+
+
+def kernel_name(t: Tape) -> str:
+    """What a ring's kernels go by, where selective recompute keeps what `attention` made: only an engine whose policy
+    sees them one by one, and so runs a ring's exchanges again, keeps theirs; else the ring is one operation.
+    """
+    return "attention" if RING in t.conventions.selective.rerun else "ring_attention"
 
 
 def _backward(

@@ -13,7 +13,7 @@ from typing import Any
 
 from nanum.conventions import ATTENTION_CORE, RING
 from nanum.operators.attention import WHOLE, Window, attention, flash_flops, flash_shape, log_sum_exp, scratch
-from nanum.operators.balanced_ring import balanced_ring
+from nanum.operators.balanced_ring import balanced_ring, kernel_name
 from nanum.operators.exchange import exchange
 from nanum.operators.gathered_keys import gathered_keys
 from nanum.operators.overlapped_ring import overlapped_ring
@@ -91,14 +91,19 @@ def _ring_forward(t: Tape, q: Tensor, k: Tensor, v: Tensor, flops: Any) -> tuple
     for _ in range(1, seen):
         block, wide, block_lse = _block(t, q, (others, block, total, lse), flops)
         total, lse = _merged(t, total, lse, wide, block_lse, block)
-    out = t.kernel("to_half", (total, block), q) if t.half else total
-    return out, lse, others
+    if not t.half:
+        return total, lse, others
+    saved = lse.like() if kernel_name(t) == "ring_attention" else lse  # what one operation writes is kept together
+    out = q.like(name="attended")
+    t.emit("attended", (total, block, lse), (out,) if saved is lse else (out, saved))
+    return out, saved, others
 
 
 def _block(t: Tape, q: Tensor, reads: tuple[Tensor, ...], flops: Any) -> tuple[Tensor, Tensor, Tensor]:
     """One block's output, the same in fp32, and its log-sum-exp."""
     block, lse = q.like(name="attention"), log_sum_exp(q)
-    t.emit("attention", (q, *reads), (block, lse, *scratch(t, q, q)), flops, flash_shape(t, q, flops), attention=True)
+    writes, shape = (block, lse, *scratch(t, q, q)), flash_shape(t, q, flops)
+    t.emit(kernel_name(t), (q, *reads), writes, flops, shape, attention=True)
     return block, t.kernel("to_float", (block,), q, "fp32") if t.half else block, lse
 
 

@@ -4,12 +4,14 @@ streams beside the compute.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from nanum.arrays import most
 from nanum.collectives import wire_bytes
-from nanum.operators.recorder import Recorder
+from nanum.operators.recorder import Op, Recorder
 from nanum.program import EXPERTS_STREAM, EXPERTS_TICKET, Collective, Compute, Phase
 from nanum.sharding import Move, Shapes, Tensor, places
 
@@ -78,25 +80,49 @@ def carry_out(t: Recorder, move: Move, source: Tensor, what: str | None) -> None
 def _send(t: Recorder, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], node: Collective) -> None:
     """Beside the compute, where the engine does so."""
     kind = node.kind
-    if node.axes == ("tp",) and kind in ("all_gather", "reduce_scatter") and _behind_product(t, kind, reads[0]):
+    if t.conventions.tp_behind == "all" and _of_tensor_parallelism(node):
         node = replace(node, behind="product")
     elif t.conventions.ep_behind and kind == "all_to_all" and "ep" in node.axes:
         node = node.started(node.phase, EXPERTS_STREAM, EXPERTS_TICKET)
     t.record(kind, reads, writes, node)
 
 
-def _behind_product(t: Recorder, kind: str, source: Tensor) -> bool:
-    """Does the engine cut this exchange into pieces, beside a product's? PyTorch does so where a reduce-scatter reads a
-    product, or products what a gather writes (torch/_inductor/fx_passes/micro_pipeline_tp.py: `_find_producer_matmul`,
-    `_find_consumer_matmuls`); Transformer Engine's user buffers take all.
+def _of_tensor_parallelism(node: Any) -> bool:
+    return isinstance(node, Collective) and node.axes == ("tp",) and node.kind in ("all_gather", "reduce_scatter")
+
+
+def beside_products(t: Recorder) -> None:
+    """Of what has been recorded: where an engine cuts a product's `own` exchanges into pieces, those of products run
+    beside them: a reduce-scatter that reads a product, and a gather that a product reads, as it is or in a copy
+    (torch/_inductor/fx_passes/micro_pipeline_tp.py: `_find_producer_matmul`, `_find_consumer_matmuls`).
     """
-    c = t.conventions
-    if c.tp_behind != "own":
-        return c.tp_behind == "all"
-    if kind == "all_gather":
-        return c.fp8 == "none" or c.fp8_exchanges
-    made = next((op.node for op in reversed(t.ops) if source in op.writes), None)
-    return isinstance(made, Compute) and bool(made.shape) and not made.attention
+    if t.conventions.tp_behind != "own":
+        return
+    for ops in (t.forward, t.backward):
+        made = {x: op for op in ops for x in op.writes}
+        read: defaultdict[Tensor, list[Op]] = defaultdict(list)
+        for op in ops:
+            for x in op.reads:
+                read[x].append(op)
+        for i, op in enumerate(ops):
+            if _of_tensor_parallelism(op.node):
+                ends = _makers(op, made) if op.node.kind == "reduce_scatter" else _readers(op, read)  # type: ignore[union-attr]
+                if any(isinstance(e.node, Compute) and e.node.shape and not e.node.attention for e in ends):
+                    ops[i] = replace(op, node=replace(op.node, behind="product"))  # type: ignore[type-var]
+
+
+def _makers(op: Op, made: Mapping[Tensor, Op]) -> list[Op]:
+    """What made that which an operation sends, before it was copied."""
+    maker = made.get(op.reads[0])
+    return [] if maker is None else _makers(maker, made) if maker.name == "copy" else [maker]
+
+
+def _readers(op: Op, read: Mapping[Tensor, list[Op]]) -> list[Op]:
+    """What reads that which an operation wrote, or a copy of it."""
+    found = []
+    for reader in (each for x in op.writes for each in read.get(x, ())):
+        found += _readers(reader, read) if reader.name == "copy" else [reader]
+    return found
 
 
 def _scratch(t: Recorder, node: Collective) -> tuple[Tensor, ...]:

@@ -168,26 +168,30 @@ def expert_linear(t: Tape, x: Tensor, name: str, out: str, inner: str, split: Sp
 
 def bias_apart(t: Tape, y: Tensor, name: str, by: Tensor) -> Tensor:
     """`y[E, N, D] + by[E, N] b[E, D]`: a bias scaled as its slot is, in the weights' fp32, by loops over experts, since
-    each has as many rows as it got (Megatron-LM, moe/experts.py: `_apply_bias`). Saves the bias and the weights.
+    each has as many rows as it got (Megatron-LM, moe/experts.py: `_apply_bias`). `by` lies as y's rows do. Saves the
+    bias and the weights.
     """
     of_bias = {d: y.split[d] for d in ("E",) if d in y.split}
     b = t.weight(name + "_bias", ("E", y.dims[-1]), of_bias)
-    here = t.resharded(by, {d: y.split[d] for d in ("E", "N") if d in y.split})
     whole = y.like(name="with_bias", dtype=by.dtype)
     experts, once = t.shapes.elements(("E",), y.split), t.shapes.bytes(whole)
-    t.emit("expert_bias", (y, b, here), (whole,), besides=2 * once, launches=2 * experts)  # their product too
+    t.emit("expert_bias", (y, b, by), (whole,), besides=2 * once, launches=2 * experts)  # their product too
     out = t.kernel("cat", (whole,), whole)
     if t.half:
         out = t.kernel("to_half", (out,), y)
 
     def transpose() -> None:
         d = t.grad(out)
+        narrow, wide = d, d  # as they lie: a gradient of a sum over ranks is whole
         if t.half:
-            d = t.kernel("to_float", (d,), whole)
-        t.add_grad(y, t.kernel("cat", (t.kernel("to_half", (d,), y) if t.half else d,), y))
-        dby, db = here.like(name="d_slot_weights"), t.grad_of_weight(b, y, ("N",))
-        t.emit("d_expert_bias", (d, b, here), (dby, db), besides=5 * once, launches=4 * experts)  # two products, summed
-        t.add_grad(here, dby)
+            wide = t.kernel("to_float", (d,), d, by.dtype)
+            narrow = t.kernel("to_half", (wide,), d)
+        t.add_grad(y, t.kernel("cat", (narrow,), d))
+        dby, db = by.like(name="d_slot_weights"), t.grad_of_weight(b, y, ("N",))
+        t.emit(
+            "d_expert_bias", (wide, b, by), (dby, db), besides=5 * once, launches=4 * experts
+        )  # two products, summed
+        t.add_grad(by, dby)
         t.set_weight_grad(b, db)
 
     return t.then(out, transpose)

@@ -156,6 +156,7 @@ def split_step(
     `enters` are owned from the first operation, `leaves` handed out after the last; `stays_on` is not released by
     backward (a weight's gradient, the logits that a caller's frame holds). What is `borrowed` is held elsewhere.
     """
+    forward, backward = _stacked(shapes, forward, backward, kept)
     elsewhere: dict[Tensor, Any] = dict.fromkeys(borrowed)
     enters, leaves, enters_back, leaves_back = (tuple(x) for x in (enters, leaves, enters_back, leaves_back))
     again = recomputed(forward, backward, kept, stops_early=stops_early)
@@ -187,6 +188,24 @@ def split_step(
         {**unneeded, **{t: len(back) - 1 for t in leaves_back}, **dict.fromkeys(stays_on), **elsewhere},
     )
     return f, b, frozenset(saved | {t for op in back for t in op.reads if t in elsewhere})
+
+
+def _stacked(
+    shapes: Shapes, forward: Sequence[Op], backward: Sequence[Op], kept: Kept
+) -> tuple[Sequence[Op], Sequence[Op]]:
+    """What each round of a loop made, where it is kept by the loop's name, in place of what one round makes."""
+    loops = [op for op in forward if op.name in (kept.outputs or ()) and isinstance(op.node, Repeat)]
+    many = {t: t.like(size=shapes.bytes(t) * op.node.count) for op in loops for t in op.writes if t.dims}  # type: ignore[union-attr]
+    if not many:
+        return forward, backward
+
+    def of_all(ops: Sequence[Op]) -> list[Op]:
+        return [
+            replace(op, reads=tuple(many.get(t, t) for t in op.reads), writes=tuple(many.get(t, t) for t in op.writes))
+            for op in ops
+        ]
+
+    return of_all(forward), of_all(backward)
 
 
 def _kept_by_name(forward: Sequence[Op], again: Sequence[Op], kept: Kept) -> list[tuple[Tensor, bool]]:

@@ -33,7 +33,8 @@ def overlapped_ring(t: Tape, q: Tensor, k: Tensor, v: Tensor, keys: Any, axis: s
         """An exchange of so many bytes, and a step's attention beside it."""
         node = collective(t.shapes, "permute", (axis,), block.like(size=sent), block, t.phase, "activations")
         shape = flash_shape(t, q, flops)
-        kernel = Compute(name, t.phase, operations, moved, t.dtype, shape, t.conventions.attention_library)
+        library = t.conventions.attention_library
+        kernel = Compute(name, t.phase, operations, moved, t.dtype, shape, library, calls=t.calls)
         return node.started(t.phase, CONTEXT_STREAM, TICKET), kernel, Wait(CONTEXT_STREAM, TICKET)
 
     t.emit("cat", (k, v), (mine := block.like(),))
@@ -54,7 +55,7 @@ def overlapped_ring(t: Tape, q: Tensor, k: Tensor, v: Tensor, keys: Any, axis: s
         reads = d, q, arrived, out, lse, *two
         moved = 3 * own + 2 * whole
         new = tuple(x.like(name="d_" + x.name) for x in (k, v))
-        add = Compute("add", "backward", 0.0, 3 * (own + whole), t.dtype)
+        add = Compute("add", "backward", 0.0, 3 * (own + whole), t.dtype, calls=t.calls)
         for sent, times, writes in ((whole, 1, ()), (2 * whole, ranks - 2, ()), (whole, 1, new)):
             parts = tuple(x.like(name="part of d_" + x.name) for x in (q, k, v))
             t.loop("ring", reads, parts, times, *step("attention_backward", sent, 2 * flops, moved))

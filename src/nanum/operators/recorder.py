@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nanum.conventions import EXPERTS, ROUTER, Conventions, has_adapter
+from nanum.conventions import ROUTER, SLOTS, Conventions, has_adapter
 from nanum.dtypes import ITEMSIZE, NF4
 from nanum.job import ALL, Trained
 from nanum.layout import DispatchDtype, Dispatcher
@@ -181,7 +181,7 @@ class Recorder:
         before = self._regions, self._hosted
         self._regions = (*self._regions, name)
         in_graph = self._hosted.in_graph or name in self.conventions.graphed
-        self._hosted = Hosted(in_graph, (self._hosted.of_slots or name == EXPERTS) and name != ROUTER)
+        self._hosted = Hosted(in_graph, (self._hosted.of_slots or name == SLOTS) and name != ROUTER)
         yield
         self._regions, self._hosted = before
 

@@ -141,7 +141,7 @@ class Tape(Recorder):
         out = Tensor(name, dims, rule.split, self.dtype, rule.partial, category, size=size)
         if a.dtype == "onehot":  # a look-up, not a matmul: it touches as many rows as it writes
             moved = 2 * self.shapes.bytes(out)
-            self.record(name, (a, b), (out,), Compute(name, self._phase, 0.0, moved, self.dtype))
+            self.record(name, (a, b), (out,), Compute(name, self._phase, 0.0, moved, self.dtype, calls=self.calls))
             return out
         kept_a = tuple(d for d in a.dims if d in dims)
         kept_b = tuple(d for d in b.dims if d in dims and d not in a.dims)

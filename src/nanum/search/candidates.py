@@ -135,16 +135,16 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
         possible = _possible(rules, model, job, cluster, group, found.impossible)
         if possible.any():
             found.groups.append(group.at(possible))
-    return _once(found, engine)
+    return _once(found, engine, job)
 
 
-def _once(found: Candidates, engine: Engine) -> Candidates:
+def _once(found: Candidates, engine: Engine, job: Job) -> Candidates:
     """Without what is there by a plainer name too."""
     names = {group.layout.structure: _names(group.layout) for group in found.groups}
     groups = []
     for group in found.groups:
         again = np.zeros(len(group), bool)
-        for renamed, plain in plainer(group.layout, engine):
+        for renamed, plain in plainer(group.layout, engine, job):
             if renamed.any() and plain.structure in names:
                 again |= renamed & np.isin(_names(plain), names[plain.structure])
         if not again.all():

@@ -8,14 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from nanum.engines.engine import Engine
-from nanum.layout import Layout, Structure
+from nanum.job import Job
+from nanum.layout import Layout
 
 
-def plainer(layout: Layout, engine: Engine) -> Iterator[tuple[np.ndarray, Layout]]:
+def plainer(layout: Layout, engine: Engine, job: Job) -> Iterator[tuple[np.ndarray, Layout]]:
     """Which of these layouts, of one structure, are the program of a plainer name, and those names: one reason after
-    the other. What is sharded among one rank is not sharded, and where nothing is sharded, data ranks hold copies.
+    the other. What is sharded among one rank is not sharded, and where nothing is sharded, data ranks hold copies. One
+    micro-batch goes through a pipeline in one order, which 1F1B names.
     """
     s = layout.structure
+    if s.pipelined and s.schedule == "gpipe":
+        micro_batches = job.num_microbatches(layout.micro_batch_size, layout.data_ranks)
+        yield micro_batches == 1, replace(layout, structure=replace(s, schedule="1f1b"))
     if s.zero in (1, 2) and 0 in engine.searched_zero_stages and engine.data_parallel != "partitioned":
         # DeepSpeed's ZeRO has flat fp32 partitions of its own for one rank too.
         alone = (layout.dp_shard * layout.cp == 1) & (not s.own_experts or layout.edp == 1)
@@ -26,11 +31,3 @@ def plainer(layout: Layout, engine: Engine) -> Iterator[tuple[np.ndarray, Layout
             yield layout.dp_replicate > 1, replace(layout, dp_replicate=one, dp_shard=ranks)
         else:
             yield layout.dp_shard > 1, replace(layout, dp_replicate=ranks, dp_shard=one)
-
-
-def in_one_order(structure: Structure, num_microbatches: np.ndarray) -> np.ndarray:
-    """Which layouts are GPipe's by another schedule's name: of one micro-batch, which goes through a pipeline in one
-    order, and is told by 1F1B.
-    """
-    gpipe = structure.pipelined and structure.schedule == "gpipe"
-    return num_microbatches == 1 if gpipe else np.zeros(num_microbatches.shape, bool)

@@ -30,7 +30,6 @@ from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.once import Once
 from nanum.search.candidates import Group
-from nanum.search.names import in_one_order
 
 Progress = Callable[[int, int], None]
 BATCH = 16
@@ -173,8 +172,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         if question.cluster.measured.streams:
             at_device = reserved_bytes(worst) + context_bytes(groups, group.layout.mesh)
         m = question.job.num_microbatches(group.layout.micro_batch_size, group.layout.data_ranks)
-        once = ~in_one_order(structure, m)
-        fits = once & (at_device <= question.cluster.chip.memory_bytes.value)
+        fits = at_device <= question.cluster.chip.memory_bytes.value
         seconds = (
             bound(structure.schedule, m, pp, stage_bound(step, cost, shared.cost, time_known))
             if fits.any()
@@ -183,7 +181,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         of_layout = bodies.at[np.cumsum(pp) - pp]  # type: ignore[index]
         yield (
             Ranked(group.at(fits), at_device[fits], seconds[fits], shared, replace(bodies, at=of_layout[fits])),
-            _too_large(group, at_device, once & ~fits),
+            _too_large(group, at_device, ~fits),
         )
 
 

@@ -68,12 +68,16 @@ def _public(row: Row, vocab: int) -> Model | None:
     if preset is None:
         return None
     model = preset.model()
-    stated = {
-        "hidden": model.hidden_size,
-        "layers": model.num_hidden_layers,
-        "heads": model.attention.num_attention_heads,
-    }
-    if any(row[f"model.{name}"] != size for name, size in stated.items()):
+    a, mlp = model.attention, model.mlp
+    sizes = {"layers": model.num_hidden_layers, "hidden": model.hidden_size, "heads": a.num_attention_heads}
+    if isinstance(mlp, Experts):
+        sizes |= {"moe.experts": mlp.num_experts, "moe.topk": mlp.num_experts_per_tok}
+        sizes |= {"moe.moe_ffn": mlp.expert.intermediate_size}
+    else:
+        sizes |= {"ffn": mlp.intermediate_size}
+    if isinstance(a, Attention):
+        sizes |= {"kv_heads": a.num_key_value_heads}
+    if any(row[f"model.{name}"] not in (None, size) for name, size in sizes.items()):
         return None
     return replace(model, name=row["model.name"], vocab_size=vocab, max_position_embeddings=row["model.seq"])
 

@@ -190,6 +190,8 @@ def _unknown(table: Mapping[str, Any]) -> Iterator[str]:
             path = f"{parent}.{key}" if parent else key
             if path in KNOWN:
                 continue
+            if parent in OPEN and any(path.startswith(f"{known}_") for known in FIELDS):
+                continue  # the spread of what is read, or its like
             close = difflib.get_close_matches(path, KNOWN, n=1, cutoff=NEARLY if parent in OPEN else 0.6)
             if close or parent not in OPEN:
                 yield f"unknown key {cut_short(path)}" + (f" (did you mean {close[0]}?)" if close else "")
