@@ -14,6 +14,7 @@ import pytest
 from nanum import cluster, engines
 from nanum import model as models
 from nanum.account.coefficients import coefficients
+from nanum.account.traffic import traffic
 from nanum.build import build
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
@@ -77,6 +78,26 @@ def test_the_host_goes_through_slots_by_expert_and_through_nothing_else() -> Non
     assert by_expert >= SLOTS
     assert not by_expert & (ROUTER | ATTENTION | {"head", "optimizer"})
     assert not any(node.expert_by_expert for nodes in of_step(MOE, TORCHTITAN).values() for node in nodes)
+
+
+def test_what_all_tokens_go_through_is_no_slot() -> None:
+    """Shared experts are an ordinary feed-forward block, and their residual is added whole."""
+    shared = replace(MOE, mlp=replace(MOE.mlp, shared=Mlp(F, gated=True, activation="silu")))
+    found = of_step(shared, MEGATRON)
+    assert {"shared_gate", "shared_down", "dx_shared_down"} <= found.keys()
+    assert not any(node.expert_by_expert for name in found if "shared" in name for node in found[name])
+    assert not any(node.expert_by_expert for node in found["residual"])
+
+
+def test_a_bias_exchanges_nothing() -> None:
+    """Also where each expert is split, and its output a sum that is not yet carried out."""
+    at = replace(AT, tp=2, dp_shard=2, ep=2, etp=2, structure=replace(AT.structure, tensor="sequence"))
+
+    def exchanged(model: Model) -> dict[Any, tuple[int, int]]:
+        found = traffic(build(model, Job(S, 16), at, MEGATRON, 0).program)
+        return {key: (int(t.calls), int(t.payload_bytes)) for key, t in found.items() if key.what == "activations"}
+
+    assert exchanged(BIASED) == exchanged(replace(MOE, mlp=replace(MOE.mlp, router_bias=True)))
 
 
 def test_what_a_launch_costs_there_is_a_coefficient_of_its_own() -> None:

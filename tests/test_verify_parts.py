@@ -106,6 +106,9 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path: Path) -> None:
     for content, force in (("one", False), ("two", True)):
         files.write_whole(link, content, force=force)
         assert (link.is_symlink(), target.read_text()) == (True, content)
+    target.chmod(0o600)
+    files.write_whole(link, "three", force=True)
+    assert target.stat().st_mode & 0o777 == 0o600  # whom it was kept from, it stays kept from
     assert list(target.parent.iterdir()) == [target]
     for name, to, why in (("c", "c.toml", "leads back to itself"), ("d", os.devnull, "is a device")):
         (tmp_path / f"{name}.toml").symlink_to(to)
