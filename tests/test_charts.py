@@ -53,7 +53,7 @@ def test_every_reason_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = reasons(tmp_path, file=str(tmp_path / "none.jsonl"), plot=str(tmp_path / "no" / "errors.png"), jobs="0")
     assert [reason.split(": ")[0] for reason in found] == [
         "--jobs 0 must be at least 1",
-        str(tmp_path / "no"),
+        str(tmp_path / "no" / "errors.png"),
         "a plot needs altair and vl-convert-python",
         str(tmp_path / "none.jsonl"),
     ]
