@@ -15,6 +15,11 @@ from nanum.program import Quantity
 NEIGHBOUR = ("send", "permute")
 """Kinds that go from one rank to the next, over one link; in a group on several nodes, some next rank is elsewhere."""
 
+RINGS = ("all_gather", "reduce_scatter", "broadcast")
+"""Kinds that go round one ring of all ranks in NCCL, however these sit: each link passes on all but one rank's part, so
+that nccl-tests' bus bandwidth is the slowest link's (its PERFORMANCE.md); trees across nodes are an all-reduce's
+(graph/tuning.cc)."""
+
 MEASURED_AS: Mapping[str, str] = {"permute": "send"}
 """Kinds that are measured under another's name."""
 
@@ -25,11 +30,11 @@ def modelled(
     """Seconds of `calls` exchanges that carry `payload` bytes together, in a group of `size` ranks, `members` of them
     on each of `nodes` nodes.
 
-    Alpha-beta by tier. Across nodes a ring is hierarchical: each of a node's k ranks carries 1/k of what leaves the
-    node, while the ranks of the node share theirs over the inner link; both run at once (NCCL's channels do). Small
-    messages of an all-reduce go round the ring of a node and through a tree of nodes, those of a gather or a scatter
-    round the ring of all ranks (NCCL's own model of its latency: graph/tuning.cc). An all-to-all sends each piece
-    straight to its rank. Inside a node a switch that adds makes an all-reduce faster than its ring.
+    Alpha-beta by tier. Each of a node's k ranks carries 1/k of what leaves the node, while the ranks of the node share
+    theirs over the inner link; both run at once (NCCL's channels do). An all-reduce across nodes is hierarchical: sums
+    of a node leave it once; its small messages go round the ring of a node and through a tree of nodes. A gather or a
+    scatter is one ring of all ranks (`RINGS`). An all-to-all sends each piece straight to its rank. Inside a node a
+    switch that adds makes an all-reduce faster than its ring.
 
     Raises:
         ValueError: the kind is unknown.
@@ -41,10 +46,11 @@ def modelled(
         within, between = payload * (members - 1) / size, payload * (size - members) / size
     elif kind in NEIGHBOUR:
         within, hops_within = within * (nodes == 1), hops_within * (nodes == 1)
+    elif kind in RINGS:
+        between = wire_bytes(kind, payload, size) * (nodes > 1) / members
+        hops_within = size - nodes
     else:
         between = between / members
-        if kind in ("all_gather", "reduce_scatter", "broadcast"):
-            hops_within = size - nodes
     if kind == "all_reduce" and inner.ramp and inner.ramp.in_switch:
         within = within / np.where(nodes == 1, _in_switch(inner.ramp, size), 1.0)
     one_way = np.maximum(within / _bandwidth(inner), between / _bandwidth(outer))
