@@ -162,3 +162,18 @@ def test_sinks_are_in_cudnn_s_kernel_and_beside_pytorch_s() -> None:
     assert "d_sinks" not in beside
     assert {"mul", "d_mul"} & beside.keys()
     assert not {"mul", "d_mul"} & inside.keys()
+
+
+def test_what_waits_for_the_host_is_told() -> None:
+    """Small experts on a fast GPU: the step is that much shorter where launches are free, and never longer."""
+    model, machine = models.load("qwen3-30b-a3b"), cluster.load("1x8xb200")
+    at = consistent(Layout(dp_shard=8, ep=8, micro_batch_size=1, structure=Structure(zero=1)))
+    known = coefficients()
+    none = replace(known.fitted.host_seconds, value=0.0)
+    free = replace(known, fitted=replace(known.fitted, host_seconds=none, expert_seconds=none))
+    asked = model, Job(4096, 64), machine, at, MEGATRON
+    bound, without = Prediction(*asked, known), Prediction(*asked, free)
+    assert bound.launch_seconds == pytest.approx(float(bound.parts.step[0] - without.parts.step[0]), rel=1e-2)
+    assert bound.launch_seconds > 0.4 * float(bound.parts.step[0])
+    dense = Prediction(models.load("llama-3.1-8b"), Job(8192, 8), machine, consistent(Layout(dp_shard=8)), TORCHTITAN)
+    assert dense.launch_seconds == pytest.approx(0, abs=1e-6)

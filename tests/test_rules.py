@@ -161,7 +161,9 @@ def test_a_layout_without_reasons_divides_everything(row):
 def test_a_jobs_defaults():
     assert default_seq_len(131072) == 8192
     assert default_seq_len(1024) == 1024
-    assert default_global_batch_size(8192) == 512
+    assert default_global_batch_size(8192) == default_global_batch_size(8192, gpus=64) == 512
+    assert default_global_batch_size(8192, gpus=72) == 576  # of an NVL72, whose layouts divide no 512
+    assert default_global_batch_size(8192, gpus=1000) == 512
     assert default_global_batch_size(2**30) == 1
 
 

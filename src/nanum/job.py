@@ -111,9 +111,11 @@ def default_seq_len(max_position_embeddings: int) -> int:
     return min(max_position_embeddings, 8192)
 
 
-def default_global_batch_size(seq_len: int, *, fixed: bool = False) -> int:
-    """4 Mi tokens' worth of sequences, at least one. Where the length is `fixed` by the model, as that of a picture is,
-    the next power of two below, which ranks divide.
+def default_global_batch_size(seq_len: int, *, fixed: bool = False, gpus: int = 1) -> int:
+    """4 Mi tokens' worth of sequences, at least one; where these are no fewer than the GPUs, the next multiple of them,
+    so that any layout may divide them. Where the length is `fixed` by the model, as that of a picture is, it is the
+    next power of two below that is made one.
     """
     sequences = max(1, 4 * 2**20 // max(1, seq_len))
-    return 1 << sequences.bit_length() - 1 if fixed else sequences
+    sequences = 1 << sequences.bit_length() - 1 if fixed else sequences
+    return sequences + -sequences % gpus if gpus <= sequences else sequences

@@ -28,7 +28,8 @@ SeqLen = Annotated[
     str | None, _text("--seq-len", "N", "Tokens in a sequence. [the smaller of the model's context and 8192]")
 ]
 GlobalBatchSize = Annotated[
-    str | None, _text("--global-batch-size", "N", "Sequences in a step. [4 Mi (4,194,304) tokens' worth]")
+    str | None,
+    _text("--global-batch-size", "N", "Sequences in a step. [4 Mi (4,194,304) tokens' worth, a multiple of the GPUs]"),
 ]
 Precision = Annotated[str | None, _text("--precision", "fp32|bf16|fp16|fp8", "What the layers are computed in. [bf16]")]
 Optimizer = Annotated[

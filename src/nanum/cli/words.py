@@ -89,7 +89,7 @@ def question_of(model_word: str, cluster_word: str, reader: Reader) -> Question 
         engine = replace(load_engine(DEFAULT_ENGINE), rules=())
     if model is not None:
         model = _predicting(reader, model)
-    job = _job(reader, model)
+    job = _job(reader, model, cluster.gpus if cluster is not None else 1)
     if not reader.said("engine"):
         reader.defaults.append(f"engine {DEFAULT_ENGINE}")
     if model is None or cluster is None:
@@ -106,12 +106,12 @@ def _predicting(reader: Reader, model: Model) -> Model:
     return model.predicting(reader.whole("mtp_layers", 0, least=0))
 
 
-def _job(reader: Reader, model: Model | None) -> Job:
+def _job(reader: Reader, model: Model | None, gpus: int) -> Job:
     seq_len = reader.whole("seq_len", default_seq_len(model.max_position_embeddings) if model is not None else 1)
     if not reader.said("seq_len"):
         reader.defaults.append(f"seq_len {seq_len}")
     pictures = model is not None and model.patches is not None
-    global_batch_size = reader.whole("global_batch_size", default_global_batch_size(seq_len, fixed=pictures))
+    global_batch_size = reader.whole("global_batch_size", default_global_batch_size(seq_len, fixed=pictures, gpus=gpus))
     if not reader.said("global_batch_size"):
         reader.defaults.append(f"global_batch_size {global_batch_size}")
     chosen: dict[str, Any] = {}

@@ -200,6 +200,14 @@ class Prediction:
         best = {name: replace(getattr(fitted, name), value=free.get(name, PHYSICAL)) for name in NAMES}
         return float(self.by(replace(self.coefficients, fitted=Fitted(**best))).parts.step[0])
 
+    @cached_property
+    def launch_seconds(self) -> float:
+        """Of the step, by how much it would be shorter if launches were free: what kernels wait for the host."""
+        fitted = self.coefficients.fitted
+        free = {n: replace(getattr(fitted, n), value=LIMITS[n][0]) for n in ("host_seconds", "expert_seconds")}
+        without = self.by(replace(self.coefficients, fitted=replace(fitted, **free)))
+        return float(self.parts.step[0] - without.parts.step[0])
+
     @property
     def _low_seconds(self) -> float:
         """The least of the range; where steps were observed, coefficients may be near their bounds, which it keeps."""

@@ -29,8 +29,8 @@ UNMODELLED = (
     "fragmentation beyond the stated reserve",
 )
 OF_CONTEXT_PARALLEL = (
-    "uneven ranks of context parallelism: attention is counted as their average (torch takes blocks in order, so that "
-    "the last rank has up to twice that; torchtitan and Megatron even them out)",
+    "uneven ranks of context parallelism: causal attention is counted as their average (PyTorch's load balancer and "
+    "Megatron even them out; without one, the last rank has up to twice that)",
 )
 OF_HALVES = (
     "the order of parameters in which PyTorch makes weights' gradients apart (what is held in passing differs), and "
@@ -91,7 +91,7 @@ def document(p: Prediction, *, communication: bool = True) -> dict[str, Any]:
             ],
         },
         "communication": [asdict(row) for row in p.communication] if communication else [],
-        "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction},
+        "time": {**asdict(p.time), "bubble_fraction": p.time.bubble_fraction, "launch_seconds": p.launch_seconds},
         "throughput": p.throughput,
         "assumptions": p.assumptions,
         "unmodelled": [*p.model.left_out, *of_stacks(p), *of_other_steps(p), *unmodelled(p.layout, p.job, p.cluster)],

@@ -292,6 +292,10 @@ def _what_is_sent(row: Document) -> tuple[Any, ...]:
     return tuple(value for key, value in row.items() if key not in ("stage", "seconds", "exposed_seconds"))
 
 
+SEEN = 0.02
+"""Of a step: what launches add to it is not told below."""
+
+
 def _time(time: Document, console: Console) -> None:
     title(console, "Time of one step")
     step_seconds = time["step_seconds"]
@@ -310,6 +314,12 @@ def _time(time: Document, console: Console) -> None:
     span = f"between {duration(low)} and {duration(high)}"
     rows.append((Text("step", "bold"), Text(duration(step_seconds), "bold"), "", span))
     print_table(console, None, rows, words=1, last_is_words=True)
+    if (launches := time.get("launch_seconds", 0.0)) > SEEN * step_seconds:
+        say(
+            console,
+            f"bound by launches: {duration(launches)} of it the GPU waits for its host, which launches kernels one by "
+            "one; larger micro-batches hide that",
+        )
 
 
 def _throughput(document: Document, console: Console) -> None:
