@@ -234,3 +234,23 @@ def printed(lang: str, part: str, document: dict[str, Any], width: int = 80) -> 
     page = io.StringIO()
     lesson.PRINTERS[part](document, Page(Words(lang), Console(file=page, width=width, highlight=False)))
     return page.getvalue()
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The keys of the lesson's texts that were printed so far."""
+    keys: set[str] = set()
+    say = Words.__call__
+
+    def noted(words: Words, key: str, **values: object) -> str:
+        keys.add(key)
+        return say(words, key, **values)
+
+    monkeypatch.setattr(Words, "__call__", noted)
+    return keys
+
+
+def widest(text: str) -> int:
+    """Columns of a terminal that the longest line takes."""
+    console = Console(width=200)
+    return max(console.measure(line).maximum for line in text.splitlines())

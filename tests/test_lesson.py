@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import nothing, printed
-from rich.console import Console
+from conftest import nothing, printed, widest
 
 from nanum import lesson
 from nanum.errors import Refused
 from nanum.lesson import arithmetic, communication, ledger, memory, misconceptions, scaling
-from nanum.lesson.words import TEXTS, Words, tenths_of_gigabytes
+from nanum.lesson.words import TEXTS, tenths_of_gigabytes
 
 SOURCE = Path(lesson.__file__).resolve().parents[2]
 ENGLISH, KOREAN = TEXTS["en"], TEXTS["ko"]
@@ -256,20 +255,9 @@ def test_both_languages_say_the_same_things() -> None:
 
 
 @pytest.mark.parametrize("lang", ["en", "ko"])
-def test_every_text_is_printed_and_fits_the_page(
-    lang: str, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: set[str] = set()
-    say = Words.__call__
-
-    def noted(words: Words, key: str, **values: object) -> str:
-        used.add(key)
-        return say(words, key, **values)
-
-    monkeypatch.setattr(Words, "__call__", noted)
+def test_every_text_is_printed_and_fits_the_page(lang: str, whole: dict[str, Any], said: set[str]) -> None:
     text = "".join(printed(lang, part, document) for part, document in whole.items())
-    console = Console(width=200)
-    assert max(console.measure(line).maximum for line in text.splitlines()) <= 80
+    assert widest(text) <= 80
     assert "28,000,000,000" in text
     assert "57.8 GB" in text
     elsewhere = {"unknown", "no_torch", "B.progress", "C.progress", "A.progress", "refused", "between"}
@@ -279,7 +267,7 @@ def test_every_text_is_printed_and_fits_the_page(
     by_chance |= {"tag.measured", "tag.derived"}
     by_chance |= {"processor", "processor.one_thread", "processor.threads"}
     others = {key for key in ENGLISH if key[:2] in ("D.", "E.")}  # of parts that have their own test
-    assert set(ENGLISH) - used <= elsewhere | by_chance | others
+    assert set(ENGLISH) - said <= elsewhere | by_chance | others
 
 
 def test_the_allocators_workspace_is_told_apart(part_c: dict[str, Any]) -> None:

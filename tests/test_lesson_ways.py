@@ -6,14 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from conftest import nothing, printed
-from rich.console import Console
+from conftest import nothing, printed, widest
 from test_lesson_runs import STEPS, flat, noisy, part_d, sampled, unlisted
 
 from nanum.engines.torch import on_gloo
 from nanum.lesson import three_ways
 from nanum.lesson.three_ways import Tiny
-from nanum.lesson.words import TEXTS, Words
+from nanum.lesson.words import TEXTS
 from nanum.verify import Case, Verification
 from nanum.verify.gloo import received_bytes
 
@@ -122,17 +121,7 @@ def test_a_difference_is_shown(part_e: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("lang", ["en", "ko"])
-def test_every_text_is_printed_and_fits_the_page(
-    lang: str, part_e: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: set[str] = set()
-    say = Words.__call__
-
-    def noted(words: Words, key: str, **values: object) -> str:
-        used.add(key)
-        return say(words, key, **values)
-
-    monkeypatch.setattr(Words, "__call__", noted)
+def test_every_text_is_printed_and_fits_the_page(lang: str, part_e: dict[str, Any], said: set[str]) -> None:
     more = sampled({**STEPS, "at_once": (0.06, 0.12, 0.05), "buckets": (0.1, 0.2, 0.05)}, 0.06)
     parts = [
         part_d(sampled(STEPS, 0.06)),
@@ -144,7 +133,6 @@ def test_every_text_is_printed_and_fits_the_page(
     ]
     text = "".join(printed(lang, "D", document) for document in parts)
     text += printed(lang, "E", part_e) + printed(lang, "E", wrong(part_e))
-    console = Console(width=200)
-    assert max(console.measure(line).maximum for line in text.splitlines()) <= 80
+    assert widest(text) <= 80
     keys = {key for key in TEXTS[lang] if key[:2] in ("D.", "E.")}
-    assert keys - used <= {"D.progress", "E.progress", "D.no_speedup", "D.crowded"}
+    assert keys - said <= {"D.progress", "E.progress", "D.no_speedup", "D.crowded"}

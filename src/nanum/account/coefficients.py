@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from nanum.cluster import Cluster, InAStep
 from nanum.cluster import Quantity as Stated
+from nanum.cluster.in_a_step import OF_HOST
 from nanum.program import Library
 
 
@@ -107,7 +108,7 @@ class Coefficients:
     def alone(self) -> Coefficients:
         """Those of kernels and exchanges that are done alone, as they are timed."""
         one, none = Stated(1.0, "derived", "alone"), Stated(0.0, "derived", "alone")
-        free = dict.fromkeys(("host_seconds", "expert_seconds", "beside"), none)
+        free = dict.fromkeys((*OF_HOST, "beside"), none)
         others = {**free, "matmul_untabled": self.fitted.matmul_untabled}
         names = (f.name for f in fields(Fitted))
         return replace(self, fitted=Fitted(**{name: others.get(name, one) for name in names}))

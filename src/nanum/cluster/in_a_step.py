@@ -23,6 +23,8 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 nothing is faster in a step than alone, and compute loses no more than all of what an exchange takes. The others are
 beyond any machine, and keep a slip out."""
 NAMES = tuple(LIMITS)
+OF_HOST = ("host_seconds", "expert_seconds")
+"""Those of launches by the host."""
 PHYSICAL = 1.0
 """The most of what cannot be faster in a step than alone."""
 

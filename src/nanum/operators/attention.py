@@ -65,6 +65,11 @@ def log_sum_exp(q: Tensor) -> Tensor:
     return _heads(q, "lse", ("B", "S", "A"), "fp32")
 
 
+def keys_and_values(k: Tensor) -> Tensor:
+    """Keys like `k`, and values like them, in one buffer."""
+    return Tensor("kv", ("pair", *k.dims), k.split, k.dtype)
+
+
 def flash_flops(t: Tape, q: Tensor, keys: Any) -> Any:
     """Of the causal half of q's rows by `keys` rows: two products, of two operations each."""
     return 2.0 * t.shapes.elements(q.dims, q.split) * keys

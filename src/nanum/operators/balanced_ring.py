@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nanum.conventions import RING
-from nanum.operators.attention import flash_flops, flash_shape, log_sum_exp
+from nanum.operators.attention import flash_flops, flash_shape, keys_and_values, log_sum_exp
 from nanum.operators.exchange import collective, exchange
 from nanum.operators.tape import Tape
 from nanum.program import Compute
@@ -88,7 +88,7 @@ def _backward(
     """Gradients of q, k and v. Sums are fp32; those of keys and values travel one rank with each step."""
     q, k, v = inputs
     d = t.grad(out)
-    sums, passing = q.like(name="sums", dtype="fp32"), _pair(k).like(name="d_kv", dtype="fp32")
+    sums, passing = q.like(name="sums", dtype="fp32"), keys_and_values(k).like(name="d_kv", dtype="fp32")
     t.emit("zeros", (), (sums, passing))
     own, flat, others = passed(t, k, v)
     new = tuple(x.like(name="d_" + x.name) for x in inputs)
@@ -115,7 +115,3 @@ def _backward(
     t.emit("to_half" if t.half else "views", (home,), (dk, dv))
     t.frame(d, q, k, v, out, lse, flat, others, arrived, home)
     return dq, dk, dv
-
-
-def _pair(k: Tensor) -> Tensor:
-    return Tensor("kv", ("pair", *k.dims), k.split, k.dtype)

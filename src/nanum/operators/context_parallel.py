@@ -12,7 +12,16 @@ from __future__ import annotations
 from typing import Any
 
 from nanum.conventions import ATTENTION_CORE, RING
-from nanum.operators.attention import WHOLE, Window, attention, flash_flops, flash_shape, log_sum_exp, scratch
+from nanum.operators.attention import (
+    WHOLE,
+    Window,
+    attention,
+    flash_flops,
+    flash_shape,
+    keys_and_values,
+    log_sum_exp,
+    scratch,
+)
 from nanum.operators.balanced_ring import balanced_ring, kernel_name
 from nanum.operators.exchange import exchange
 from nanum.operators.gathered_keys import gathered_keys
@@ -121,7 +130,7 @@ def _ring_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k and v. Sums are fp32; those of a block of keys and values travel one rank with each step."""
     d = t.grad(out)
-    sums, passing = q.like(name="sums", dtype="fp32"), _pair(k).like(name="d_kv", dtype="fp32")
+    sums, passing = q.like(name="sums", dtype="fp32"), keys_and_values(k).like(name="d_kv", dtype="fp32")
     t.emit("zeros", (), (sums, passing))
     own, flat, others = _round(t, k, v)
     seen, ranks = _blocks(t), t.shapes.ranks((AXIS,))
@@ -152,10 +161,6 @@ def _ring_backward(
     return dq, dk, dv
 
 
-def _pair(k: Tensor) -> Tensor:
-    return Tensor("kv", ("pair", *k.dims), k.split, k.dtype)
-
-
 def _in_ring(t: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     with t.region(RING):
         return _round(t, k, v)
@@ -165,8 +170,8 @@ def _round(t: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The rank's own keys and values as the kernel reads them, the buffer that is sent, and those of the other ranks:
     gathered, their pieces taken in turn, or passed on one by one.
     """
-    t.emit("contiguous", (k, v), (own := _pair(k),))
-    t.emit("cat", (k, v), (flat := _pair(k),))
+    t.emit("contiguous", (k, v), (own := keys_and_values(k),))
+    t.emit("cat", (k, v), (flat := keys_and_values(k),))
     if t.conventions.ring_gathers:
         (gather,) = reshard(flat, _whole_rows(flat))[1]
         exchange(t, gather.kind, gather.axes, flat, gather.after)  # pieces one after the other, not put in order

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanum.operators.attention import flash_flops, flash_shape, log_sum_exp
+from nanum.operators.attention import flash_flops, flash_shape, keys_and_values, log_sum_exp
 from nanum.operators.exchange import collective
 from nanum.operators.tape import Tape
 from nanum.program import CONTEXT_STREAM, Compute, Node, Wait
@@ -24,7 +24,7 @@ def overlapped_ring(t: Tape, q: Tensor, k: Tensor, v: Tensor, keys: Any, axis: s
     """Attention for q [B, S, Q], k and v [B, S, K], whose rows are split over `axis`, where each of a sequence's rows
     sees half of `keys` on average.
     """
-    ranks, block = t.shapes.ranks((axis,)), Tensor("kv", ("pair", *k.dims), k.split, k.dtype)
+    ranks, block = t.shapes.ranks((axis,)), keys_and_values(k)
     flops = flash_flops(t, q, keys) / ranks  # of a step
     whole, own = t.shapes.bytes(block), t.shapes.bytes(q)
     later = ranks - 1

@@ -11,7 +11,7 @@ Conventions of DeepSpeed 0.19.6 (runtime/zero/stage_1_and_2.py, runtime/fp16/fus
 - with `offload_optimizer` masters, states, their gradients in fp32 and a half-precision copy of the masters are in the
   host's memory. A rank's share of the reduced gradients goes there, made fp32 on the device, in the last backward; in
   the others, and before that one, in half precision, to be added on the device to what came before. All copies are on
-  the stream of the compute (a TODO of stage_1_and_2.py says why). The host updates, and the weights come up in half
+  the stream of the compute (a comment in stage_1_and_2.py says why). The host updates, and the weights come up in half
   precision.
 What flattening a full bucket takes until it is reduced is not counted.
 """

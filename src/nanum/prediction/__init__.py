@@ -20,7 +20,7 @@ from nanum.account.timeline import TimeMap
 from nanum.account.traffic import flops, groups_of
 from nanum.build import build, build_ranks
 from nanum.cluster import Cluster
-from nanum.cluster.in_a_step import LIMITS, NAMES, PHYSICAL
+from nanum.cluster.in_a_step import LIMITS, NAMES, OF_HOST, PHYSICAL
 from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
@@ -195,7 +195,7 @@ class Prediction:
     def least_seconds(self) -> float:
         """Of the step, were nothing slower in it than alone, and launches and exchanges beside compute free."""
         fitted = self.coefficients.fitted
-        free = {name: LIMITS[name][0] for name in ("host_seconds", "expert_seconds", "beside")}
+        free = {name: LIMITS[name][0] for name in (*OF_HOST, "beside")}
         free["matmul_fp8"] = fitted.matmul_fp8.value
         best = {name: replace(getattr(fitted, name), value=free.get(name, PHYSICAL)) for name in NAMES}
         return float(self.by(replace(self.coefficients, fitted=Fitted(**best))).parts.step[0])
@@ -204,7 +204,7 @@ class Prediction:
     def launch_seconds(self) -> float:
         """Of the step, by how much it would be shorter if launches were free: what kernels wait for the host."""
         fitted = self.coefficients.fitted
-        free = {n: replace(getattr(fitted, n), value=LIMITS[n][0]) for n in ("host_seconds", "expert_seconds")}
+        free = {n: replace(getattr(fitted, n), value=LIMITS[n][0]) for n in OF_HOST}
         without = self.by(replace(self.coefficients, fitted=replace(fitted, **free)))
         return float(self.parts.step[0] - without.parts.step[0])
 

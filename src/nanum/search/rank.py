@@ -171,8 +171,8 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         at_device = worst  # of a device that is its own host
         if question.cluster.measured.streams:
             at_device = reserved_bytes(worst) + context_bytes(groups, group.layout.mesh)
-        m = question.job.num_microbatches(group.layout.micro_batch_size, group.layout.data_ranks)
         fits = at_device <= question.cluster.chip.memory_bytes.value
+        m = question.job.num_microbatches(group.layout.micro_batch_size, group.layout.data_ranks)
         seconds = (
             bound(structure.schedule, m, pp, stage_bound(step, cost, shared.cost, time_known))
             if fits.any()
