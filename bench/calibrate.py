@@ -1,10 +1,10 @@
 """`make calibrate`: fit the few coefficients of `data/measured/fitted.toml` on the published runs that are shipped.
 
 Each source has the same weight: the mean of its absolute logarithmic errors, which few odd runs do not carry away, and
-which has one best fit. A fit walks down a model that is linear in the logarithms of the coefficients around the last
-one; the slopes are differences of predictions, worked out for all coefficients at once. Then each source is left out
-in turn, and what it is predicted to take is by the coefficients that never saw it: of these are the errors that
-`nanum validate` prints, and the ranges.
+which has one best fit. Sources that are held out (`validate.rows`) have no part in any. A fit walks down a model that
+is linear in the logarithms of the coefficients around the last one; the slopes are differences of predictions, worked
+out for all coefficients at once. Then each source is left out in turn, and what it is predicted to take is by the
+coefficients that never saw it: of these are the errors that `nanum validate` prints, and the ranges.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from fnmatch import fnmatch
 from functools import cache
 from itertools import product
+from math import ceil, floor
 from os import cpu_count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from nanum.prediction import Prediction
 from nanum.validate import read
 from nanum.validate.causes import odd_rows
 from nanum.validate.questions import Question, question_of
-from nanum.validate.rows import Row, tells_launches
+from nanum.validate.rows import HELD_OUT, Row, tells_launches
 
 FILE = Path(__file__).resolve().parents[1] / "src/nanum/data/measured/fitted.toml"
 NAMES = tuple(f.name for f in fields(Fitted))
@@ -88,7 +89,7 @@ def calibrate() -> Iterator[str]:
     fitted = np.array([row.id in seen for row in scored])
     ranges = _ranges(missed, fitted, list(left))
     FILE.write_text(_text(start, without, ranges, [row for row in scored if row.id in seen]), "utf-8")
-    for name in left:
+    for name in (*left, *HELD_OUT):
         of = 1 / missed.ratio[missed.sources == name] - 1
         yield f"{name:15} {len(of):4} runs: {np.abs(of).mean():6.1%} left out, bias {of.mean():+6.1%}"
     yield f"mean of {len(left)} sources: {np.mean(_by_source(1 / missed.ratio - 1, missed.sources, list(left))):.1%}"
@@ -109,7 +110,7 @@ class Missed(NamedTuple):
 
 def _missed(rows: list[Row], without: Mapping[str, np.ndarray]) -> Missed:
     seconds, column = _steps(rows, np.vstack(list(without.values()))), {name: i for i, name in enumerate(without)}
-    ratio = [question(row.id).step_seconds / seconds[i, column[row.source]] for i, row in enumerate(rows)]
+    ratio = [question(row.id).step_seconds / seconds[i, column[row.unseen]] for i, row in enumerate(rows)]
     moe = [any(isinstance(kind.mlp, Experts) for kind in question(row.id).model.kinds) for row in rows]
     return Missed(np.array(ratio), np.array([row.source for row in rows]), np.array(moe))
 
@@ -123,10 +124,12 @@ def _measured() -> Iterator[Row]:
 
 
 def _rows() -> Iterator[Row]:
-    """Those that are not known to be odd; evenly at most so many of a source."""
+    """Those that no source holds out, and that are not known to be odd; evenly at most so many of a source."""
     of: dict[str, list[Row]] = {}
     for row in _measured():
-        if not any(fnmatch(row.id, i) for each in odd_rows() if each.quantity == "step_seconds" for i in each.ids):
+        if row.source not in HELD_OUT and not any(
+            fnmatch(row.id, i) for each in odd_rows() if each.quantity == "step_seconds" for i in each.ids
+        ):
             of.setdefault(_source(row), []).append(row)
     for rows in of.values():
         step = max(1, -(-len(rows) // AT_MOST))
@@ -216,12 +219,13 @@ def _ranges(missed: Missed, fitted: np.ndarray, names: list[str]) -> dict[str, d
     five of all runs of a source that had no part in them, in the mean over sources, and neither too few nor too many of
     one with enough runs to tell.
     """
-    tells, own = missed.those(fitted), {name: missed.those(missed.sources == name) for name in names}
-    told = [name for name in names if len(own[name].ratio) >= ENOUGH]
+    tells = missed.those(fitted)
+    own = {name: missed.those(missed.sources == name) for name in (*names, *HELD_OUT)}
+    told = [name for name in own if len(own[name].ratio) >= ENOUGH]
     found = []
     for below, above in product(TAILS, TAILS):
         of = {e: _of(tells, [n for n in names if n != e], (below, 1 - above)) for e in ("", *names)}
-        share = {name: held(of[name], own[name].ratio, own[name].moe) for name in names}
+        share = {name: held(of[HELD_OUT.get(name, name)], own[name].ratio, own[name].moe) for name in own}
         amiss = sum(not FEWEST <= share[name] <= MOST for name in told)
         low, high = of[""]["dense"]
         if np.mean(list(share.values())) >= HOLDS:
@@ -236,12 +240,17 @@ def _of(missed: Missed, names: list[str], at: tuple[float, float]) -> dict[str, 
     ratio, sources, moe = missed
 
     def of(which: np.ndarray) -> list[float]:
-        return quantiles(ratio[which], sources[which], names, at)
+        return _outward(*quantiles(ratio[which], sources[which], names, at))
 
     each = [np.quantile(ratio[sources == name], (0.1, 0.9)) for name in names if (sources == name).sum() >= ENOUGH]
-    unlike = [float(min(low for low, _ in each)), float(max(high for _, high in each))]
+    unlike = _outward(min(low for low, _ in each), max(high for _, high in each))
     told = np.sum(moe & np.isin(sources, names)) >= ENOUGH
     return {"dense": of(~moe), "moe": of(moe) if told else unlike, "unlike": unlike}
+
+
+def _outward(low: float, high: float) -> list[float]:
+    """As the file has them, to three places: what was held still is."""
+    return [floor(low * 1000) / 1000, ceil(high * 1000) / 1000]
 
 
 def held(of: Mapping[str, Sequence[float]], ratio: np.ndarray, moe: np.ndarray) -> float:

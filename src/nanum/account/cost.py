@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanum.account import ramps
 from nanum.account.coefficients import Coefficients, coefficients, on
 from nanum.account.exchanges import Corrections, modelled
 from nanum.account.grids import Grids, said_of
@@ -319,7 +320,8 @@ class Cost:
                 (f"{link.name} latency of a hop", link.latency_seconds, "seconds"),
             ]
             if ramp := link.ramp:
-                filled = Stated(max(ramp.excess), ramp.tag, f"{len(ramp.payload_bytes)} sizes: {ramp.source}")
+                most = float(np.exp(max(ratios.max() for _, ratios in ramps.excess(ramp).values())))
+                filled = Stated(most, ramp.tag, f"{ramp.points} sizes: {ramp.source}")
                 stated.append((f"{link.name}, most of some size over latency and bandwidth", filled, "ratio"))
             if ramp and ramp.in_switch:
                 ranks, faster = ramp.in_switch[-1]

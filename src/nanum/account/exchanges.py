@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nanum.cluster import Cluster, Link, Ramp
+from nanum.account import ramps
+from nanum.cluster import Cluster, Ramp
 from nanum.cluster.measured import Exchange, Grid
 from nanum.collectives import node_steps, ring_steps, wire_bytes
 from nanum.program import Quantity
@@ -15,13 +16,14 @@ from nanum.program import Quantity
 NEIGHBOUR = ("send", "permute")
 """Kinds that go from one rank to the next, over one link; in a group on several nodes, some next rank is elsewhere."""
 
-RINGS = ("all_gather", "reduce_scatter", "broadcast")
-"""Kinds that go round one ring of all ranks in NCCL, however these sit: each link passes on all but one rank's part, so
-that nccl-tests' bus bandwidth is the slowest link's (its PERFORMANCE.md); trees across nodes are an all-reduce's
-(graph/tuning.cc)."""
-
 MEASURED_AS: Mapping[str, str] = {"permute": "send"}
 """Kinds that are measured under another's name."""
+
+
+TREE = 0.62
+"""Bandwidth of a tree of nodes over a ring's, by the bytes that leave a node: 2 nodes of 8 A100 with 50 GB/s each
+reached bus bandwidths of 53.95 and 57.06 GB/s, which is 0.575 and 0.609 of that (NCCL 2.9.9 and 2.10.3;
+github.com/NVIDIA/nccl/issues/837), where a ring reaches 0.955 (`data/clusters/inter_node.toml`)."""
 
 
 def modelled(
@@ -30,36 +32,60 @@ def modelled(
     """Seconds of `calls` exchanges that carry `payload` bytes together, in a group of `size` ranks, `members` of them
     on each of `nodes` nodes.
 
-    Alpha-beta by tier. Each of a node's k ranks carries 1/k of what leaves the node, while the ranks of the node share
-    theirs over the inner link; both run at once (NCCL's channels do). An all-reduce across nodes is hierarchical: sums
-    of a node leave it once; its small messages go round the ring of a node and through a tree of nodes. A gather or a
-    scatter is one ring of all ranks (`RINGS`). An all-to-all sends each piece straight to its rank. Inside a node a
-    switch that adds makes an all-reduce faster than its ring.
+    Alpha-beta by tier. Each of a node's k ranks carries 1/k of what leaves the node, while the inner link carries its
+    own; both run at once (NCCL's channels do). Collectives go round one ring of all ranks, however these sit: each link
+    passes on all but one rank's part, so that nccl-tests' bus bandwidth is the slowest link's (its PERFORMANCE.md). An
+    all-reduce across nodes may go through a tree of nodes instead, which is faster where messages are small, or nodes
+    are two (NCCL's graph/tuning.cc; github.com/NVIDIA/nccl/issues/946): the faster of both. An all-to-all sends each
+    piece straight to its rank. Inside a node a switch that adds makes an all-reduce faster than its ring.
 
     Raises:
         ValueError: the kind is unknown.
     """
-    inner, outer = cluster.intra_node, cluster.inter_node
-    hops_within, hops_between = ring_steps(kind, members), node_steps(kind, nodes)
-    within, between = wire_bytes(kind, payload, members), wire_bytes(kind, payload, nodes)
+    within, between = wire_bytes(kind, payload, size), leaving(kind, payload, members, nodes, size)
+    hops_between = node_steps(kind, nodes)
+    hops_within = ring_steps(kind, size) - ring_steps(kind, nodes)
     if kind == "all_to_all":
-        within, between = payload * (members - 1) / size, payload * (size - members) / size
+        hops_within, within = ring_steps(kind, members), payload * (members - 1) / size
     elif kind in NEIGHBOUR:
-        within, hops_within = within * (nodes == 1), hops_within * (nodes == 1)
-    elif kind in RINGS:
-        between = wire_bytes(kind, payload, size) * (nodes > 1) / members
-        hops_within = size - nodes
-    else:
-        between = between / members
-    if kind == "all_reduce" and inner.ramp and inner.ramp.in_switch:
-        within = within / np.where(nodes == 1, _in_switch(inner.ramp, size), 1.0)
-    one_way = np.maximum(within / _bandwidth(inner), between / _bandwidth(outer))
-    latency = hops_within * inner.latency_seconds.value + hops_between * outer.latency_seconds.value
-    return calls * latency + one_way
+        within = within * (nodes == 1)
+    elif kind == "all_reduce":
+        if (ramp := cluster.intra_node.ramp) and ramp.in_switch:
+            within = within / np.where(nodes == 1, _in_switch(ramp, size), 1.0)
+        ring = _seconds(cluster, calls, (hops_within, ring_steps(kind, nodes)), (within, between))
+        hops_within, within = ring_steps(kind, members), wire_bytes(kind, payload, members)
+        tree = _seconds(cluster, calls, (hops_within, hops_between), (within, _of_tree(payload, members, nodes)))
+        return np.where(nodes > 1, np.minimum(ring, tree), ring)
+    return _seconds(cluster, calls, (hops_within, hops_between), (within, between))
 
 
-def _bandwidth(link: Link) -> float:
-    return link.bytes_per_second.value * link.efficiency.value
+def leaving(kind: str, payload: Quantity, members: Quantity, nodes: Quantity, size: Quantity) -> Quantity:
+    """Bytes that leave a node by the link of each of its `members` ranks, around a ring of all; none of one node."""
+    if kind == "all_to_all":
+        return payload * (size - members) / size
+    return wire_bytes(kind, payload, size) * (nodes > 1) / (1 if kind in NEIGHBOUR else members)
+
+
+def _of_tree(payload: Quantity, members: Quantity, nodes: Quantity) -> Quantity:
+    """Bytes that a ring would send in the time of a tree, of an all-reduce."""
+    return wire_bytes("all_reduce", payload, nodes) / members / TREE
+
+
+def busy(kind: str, payload: Quantity, members: Quantity, nodes: Quantity, size: Quantity) -> Quantity:
+    """Bytes that take a rank's link between nodes as long as a large exchange is: what `modelled` has between nodes."""
+    ring = leaving(kind, payload, members, nodes, size)
+    return np.minimum(ring, _of_tree(payload, members, nodes)) if kind == "all_reduce" else ring
+
+
+def _seconds(
+    cluster: Cluster, calls: Quantity, hops: tuple[Quantity, Quantity], wire: tuple[Quantity, Quantity]
+) -> Quantity:
+    """Of hops that follow one another in each call, and of bytes on a rank's wire: within a node, and between nodes."""
+    latency, transfer = zip(*(
+        (n * link.latency_seconds.value, sent / (link.bytes_per_second.value * link.efficiency.value))
+        for n, sent, link in zip(hops, wire, (cluster.intra_node, cluster.inter_node), strict=True)
+    ), strict=True)  # fmt: skip
+    return calls * (latency[0] + latency[1]) + np.maximum(*transfer)
 
 
 def _in_switch(ramp: Ramp, size: Quantity) -> Quantity:
@@ -83,7 +109,8 @@ class Corrections:
 
     cluster: Cluster
     used: dict[str, Grid] = field(default_factory=dict)  # by what a person calls it
-    _ratios: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    _curves: dict[int, ramps.Curve] = field(default_factory=dict)  # by identity of an exchange
+    _ramps: dict[int, Mapping[int, ramps.Curve]] = field(default_factory=dict)  # and of a ramp
 
     def factor(
         self, kind: str, bytes_of_call: Quantity, size: Quantity, nodes: Quantity, inside: Quantity, outside: Quantity
@@ -96,36 +123,29 @@ class Corrections:
             inside = self._over_ranks(within, bytes_of_call, size)
         if (across := [e for e in here if e.nodes > 1]) and np.any(nodes > 1):
             outside = self._over_ranks(across, bytes_of_call, size)
-        return np.where(nodes > 1, outside, inside * self._excess(kind, bytes_of_call))
+        return np.where(nodes > 1, outside, inside * self._excess(kind, bytes_of_call, size))
 
-    def _excess(self, kind: str, bytes_of_call: Quantity) -> Quantity:
+    def _excess(self, kind: str, bytes_of_call: Quantity, size: Quantity) -> Quantity:
         """Of a call inside a node, over `modelled`: by the ramp of its link."""
         ramp = self.cluster.intra_node.ramp
         if ramp is None or kind in NEIGHBOUR:
             return 1.0
-        if id(ramp) not in self._ratios:
-            self._ratios[id(ramp)] = np.log(ramp.payload_bytes), np.array(ramp.excess)
-        return np.interp(np.log(np.maximum(bytes_of_call, 1)), *self._ratios[id(ramp)])
+        if id(ramp) not in self._ramps:
+            self._ramps[id(ramp)] = ramps.excess(ramp)
+        return ramps.at(self._ramps[id(ramp)], bytes_of_call, size)
 
     def _over_ranks(self, measured: list[Exchange], bytes_of_call: Quantity, size: Quantity) -> Quantity:
         by_ranks = {e.ranks: e for e in sorted(measured, key=lambda e: (e.ranks, -e.nodes))}
-        logs = {ranks: self._log_ratio(e, bytes_of_call) for ranks, e in by_ranks.items()}
-        smallest, *others = by_ranks
-        total, below = logs[smallest], smallest
-        for ranks in others:
-            share = np.clip(np.log(np.maximum(size, 1) / below) / np.log(ranks / below), 0.0, 1.0)
-            total = total + share * (logs[ranks] - logs[below])
-            below = ranks
-        return np.exp(total)
+        return ramps.at({ranks: self._curve(e) for ranks, e in by_ranks.items()}, bytes_of_call, size)
 
-    def _log_ratio(self, exchange: Exchange, bytes_of_call: Quantity) -> Quantity:
+    def _curve(self, exchange: Exchange) -> ramps.Curve:
         grid = exchange.grid
         self.used[f"{exchange.kind}, {exchange.ranks} ranks on {exchange.nodes} nodes"] = grid
-        if id(exchange) not in self._ratios:
+        if id(exchange) not in self._curves:
             sizes = np.array(grid.sizes[0])
             nodes, ranks = exchange.nodes, exchange.ranks
             expected = modelled(self.cluster, exchange.kind, sizes, 1, -(-ranks // nodes), nodes, ranks)
             if nodes == 1:
-                expected = expected * self._excess(exchange.kind, sizes)
-            self._ratios[id(exchange)] = np.log(sizes), np.log(np.array(grid.seconds) / expected)
-        return np.interp(np.log(np.maximum(bytes_of_call, 1)), *self._ratios[id(exchange)])
+                expected = expected * self._excess(exchange.kind, sizes, ranks)
+            self._curves[id(exchange)] = np.log(sizes), np.log(np.array(grid.seconds) / expected)
+        return self._curves[id(exchange)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from nanum.blocks.body import Streams
 from nanum.model import Attention, LatentAttention, LinearAttention
-from nanum.operators.attention import Window
+from nanum.operators.attention import Window, sloped
 from nanum.operators.context_parallel import context_attention
 from nanum.operators.elementwise import known_by_result, repeated, rotary, scaled
 from nanum.operators.matmul import linear
@@ -29,10 +29,10 @@ def attention_dims(a: Attention | LatentAttention | LinearAttention) -> dict[str
 
 
 def self_attention(
-    t: Tape, h: Tensor, a: Attention, splits: Streams, *, turns: bool, bias: Tensor | None = None
+    t: Tape, h: Tensor, a: Attention, splits: Streams, *, positions: str, bias: Tensor | None = None
 ) -> Tensor:
-    """`W_o attention(W_q h, W_k h, W_v h)` for h [B, S, D], in the residual stream's split; `turns` where positions are
-    rotary, `bias` is of scores.
+    """`W_o attention(W_q h, W_k h, W_v h)` for h [B, S, D], in the residual stream's split; `positions` are the
+    model's, `bias` is of scores.
     """
 
     def column(name: str, dim: str, *, bias: bool = a.qkv_bias) -> Tensor:
@@ -40,16 +40,21 @@ def self_attention(
         return linear(t, h, name, (dim, "D"), split, ("B", "S", dim), {**splits.whole, **split}, bias=bias)
 
     q, k, v = column("wq", "Q"), column("wk", "K"), column("wv", "K")
+    if a.qkv_bias and "qkv_bias" in t.conventions.more_passes:
+        t.pass_over("qkv_bias", q, k, v)
     gate = column("wq_gate", "Q") if a.gated else None
     if a.qk_norm != "none":
         q, k = _normed(t, q, "q_norm", a), _normed(t, k, "k_norm", a)
-    turned, keys = (rotary(t, q, a.rotary_dim), rotary(t, k, a.rotary_dim)) if turns and a.rotary_dim else (q, k)
+    turns = positions == "rotary" and a.rotary_dim
+    turned, keys = (rotary(t, q, a.rotary_dim), rotary(t, k, a.rotary_dim)) if turns else (q, k)
     values = v
     if t.conventions.repeats_keys and a.num_key_value_heads < a.num_attention_heads:
         keys, values = repeated(t, keys, q), repeated(t, values, q)
     if bias is not None:
         core = biased_attention(t, q, k, v, bias, a.dropout)
     else:
+        if positions == "alibi":
+            sloped(t, q)
         core = context_attention(t, turned, keys, values, a.dropout, Window(a.window, a.chunked, a.causal))
     if a.sinks:
         core = _drained(t, core)

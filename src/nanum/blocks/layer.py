@@ -143,7 +143,7 @@ def decoder_layer(
             return latent_attention(t, h, a, splits)
         if isinstance(a, LinearAttention):
             return linear_attention(t, h, a, splits)
-        return self_attention(t, h, a, splits, turns=model.position == "rotary", bias=bias)
+        return self_attention(t, h, a, splits, positions=model.position, bias=bias)
 
     def feed(h: Tensor) -> Tensor:
         with t.region(FEED_FORWARD if isinstance(mlp, Mlp) else EXPERTS):

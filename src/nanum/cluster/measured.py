@@ -34,26 +34,31 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Ramp:
-    """How exchanges fill a link inside a node: `seconds` of an all-reduce of `ranks` devices by `payload_bytes` of a
-    call, ascending, from one that is all latency to one that is all bandwidth. `in_switch` are bus bandwidths of an
-    all-reduce that the switch adds up over those of a ring, by ranks; empty where it does not.
-    """
+class Sweep:
+    """Seconds of an all-reduce of `ranks` devices inside a node, by `payload_bytes` of a call, ascending."""
 
     ranks: int
     payload_bytes: tuple[float, ...]
     seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """How exchanges fill a link inside a node (`account.ramps`): a sweep of an all-reduce from a message that is all
+    latency to one that is all bandwidth, and others, maybe of other ranks, that stand above it between their sizes.
+    `in_switch` are bus bandwidths of an all-reduce that the switch adds up over those of a ring, by ranks; empty where
+    it does not.
+    """
+
+    whole: Sweep
+    finer: tuple[Sweep, ...]
     in_switch: tuple[tuple[int, float], ...]
     tag: Tag
     source: str
 
     @property
-    def excess(self) -> tuple[float, ...]:
-        """Seconds at each size over those of latency and bandwidth alone, as the smallest and the largest show them."""
-        each_byte = self.seconds[-1] / self.payload_bytes[-1]
-        latency = self.seconds[0] - self.payload_bytes[0] * each_byte
-        points = zip(self.payload_bytes, self.seconds, strict=True)
-        return tuple(seconds / (latency + size * each_byte) for size, seconds in points)
+    def points(self) -> int:
+        return sum(len(sweep.seconds) for sweep in (self.whole, *self.finer))
 
 
 @dataclass(frozen=True)

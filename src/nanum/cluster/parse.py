@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from nanum.cluster import Chip, Cluster, Host, Link, Quantity, Ramp
 from nanum.cluster.grids import measured
+from nanum.cluster.measured import Sweep
 from nanum.cluster.observed import in_a_step
 from nanum.cluster.tables import DATA, Table, chip_table, host_table, link_tables, quantity, ramp_table, read_toml
 from nanum.errors import Refused
@@ -122,14 +123,18 @@ def _ramp(named: Table | None) -> Ramp | None:
     table = ramp_table(named["of"])
     none: Table = {"ranks": (), "faster": ()}
     switch = table.get("in_switch", none) if named.get("in_switch", True) else none
+    finer = table.get("finer", {"sweeps": [], "source": ""})
     return Ramp(
-        table["ranks"],
-        tuple(map(float, table["payload_bytes"])),
-        tuple(table["seconds"]),
+        _sweep(table),
+        tuple(map(_sweep, finer["sweeps"])),
         tuple(zip(switch["ranks"], switch["faster"], strict=True)),
         named["tag"],
-        table["source"],
+        "; ".join(filter(None, (table["source"], finer["source"]))),
     )
+
+
+def _sweep(table: Table) -> Sweep:
+    return Sweep(table["ranks"], tuple(map(float, table["payload_bytes"])), tuple(table["seconds"]))
 
 
 def _host(table: Table, where: str) -> Host:

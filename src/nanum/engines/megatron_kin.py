@@ -52,6 +52,7 @@ def _of_2021(stated: Conventions, job: Job) -> Conventions:
     return replace(
         stated,
         fused=fused,
+        more_passes=frozenset({"norm_grads", "qkv_bias", "heads"}),
         loss_reductions=3,
         stand_ins=False,
         reduces_beside=False,

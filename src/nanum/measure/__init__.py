@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nanum import files, processes
+from nanum.account.exchanges import busy
 from nanum.cluster import Cluster, Link, Measured, Quantity
 from nanum.cluster.measured import Exchange
 from nanum.collectives import node_steps, ring_steps, wire_bytes
@@ -60,12 +61,12 @@ def _within(link: Link, exchanges: tuple[Exchange, ...]) -> Link:
 
 
 def _between(link: Link, exchanges: tuple[Exchange, ...]) -> Link:
-    """What leaves each GPU of a node: its share of the node's own part of a ring of nodes."""
+    """What leaves each GPU of a node: its share of what a ring of all ranks, or a tree of nodes, sends."""
     one = _telling([e for e in exchanges if e.nodes > 1])
     if one is None:
         return link
     members = -(-one.ranks // one.nodes)
-    rate = wire_bytes(one.kind, one.grid.sizes[0][-1], one.nodes) / members / one.grid.seconds[-1]
+    rate = float(busy(one.kind, one.grid.sizes[0][-1], members, one.nodes, one.ranks)) / one.grid.seconds[-1]
     hop = one.grid.seconds[0] / node_steps(one.kind, one.nodes)
     return _told(link, one, rate, hop)
 

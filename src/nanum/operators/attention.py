@@ -60,6 +60,18 @@ def _heads(q: Tensor, name: str, dims: tuple[str, ...], dtype: str) -> Tensor:
     return Tensor(name, dims, {"B": q.split.get("B", ()), "S": q.split.get("S", ()), "A": q.split.get("Q", ())}, dtype)
 
 
+def _scores(t: Tape, q: Tensor) -> Tensor:
+    return _heads(q, "core_scores", ("B", "A", "S", "T"), t.dtype)
+
+
+def sloped(t: Tape, q: Tensor) -> None:
+    """ALiBi: eager scores begin as a copy of what positions say, which their product reads and adds to (`baddbmm` of a
+    bias that is broadcast). A fused kernel has it in registers.
+    """
+    if not t.flash:
+        t.pass_over("alibi", _scores(t, q))
+
+
 def log_sum_exp(q: Tensor) -> Tensor:
     """fp32, of each row and head."""
     return _heads(q, "lse", ("B", "S", "A"), "fp32")
@@ -151,7 +163,7 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float, window:
     """Saves q, k, v, and of each head's S x T scores: the softmax, and under dropout its mask and its result. A fused
     softmax reads no scores that are masked (Megatron's scaled_upper_triang_masked_softmax).
     """
-    scores = _heads(q, "core_scores", ("B", "A", "S", "T"), t.dtype)
+    scores = _scores(t, q)
     s = _keys(t, k)
     flops = 2.0 * t.shapes.elements(q.dims, q.split) * s
     tall, head = t.shapes.elements(("B", "A", "S"), scores.split), t.shapes.dims["head"]
@@ -173,11 +185,15 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float, window:
             if t.requires_grad(x):
                 product(name, (ds, other), dx := _gradient(q, x), wide=False)
                 t.add_grad(x, dx)
+        if "heads" in t.conventions.more_passes:
+            t.pass_over("d_heads", q, k, v)
 
     t.then(probs, softmax_transpose)
     kept = dropout(t, probs, probability, "core_dropout")
     out = answers(q, k, v, "core_values")
     product("core_values", (kept, v), out, wide=False)
+    if "heads" in t.conventions.more_passes:
+        t.pass_over("order_rows", out)
 
     def values_transpose() -> None:
         d = t.grad(out)

@@ -60,6 +60,8 @@ def _fused(t: Tape, x: Tensor, row: Tensor, weights: list[Tensor], name: str, *,
         grads = _grads(t, x, trained)
         new = [x.like(name="dx_" + name)] if t.requires_grad(x) else []
         t.emit("d_" + name, (dy, x, *saved, *weights[:1]), (*new, *grads))
+        if trained and "norm_grads" in t.conventions.more_passes:
+            t.emit("d_weights_of_" + name, (dy, x), ())
         for w, dw in zip(trained, grads, strict=True):
             t.set_weight_grad(w, dw)
         for dx in new:

@@ -153,6 +153,10 @@ class Recorder:
         )  # fmt: skip
         self.record(name, (*reads, *holds), writes, kernel)
 
+    def pass_over(self, name: str, *tensors: Tensor) -> None:
+        """A kernel that reads such tensors and writes as much: of what is held, and for how long, it has no part."""
+        self.emit(name, (), (), besides=2 * sum(self.shapes.bytes(t) for t in tensors))
+
     def loop(self, name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], times: Any, *nodes: Node) -> None:
         """So many rounds of `nodes` as one operation, all of whose tensors are there meanwhile."""
         self.record(name, reads, writes, Repeat(times, nodes))

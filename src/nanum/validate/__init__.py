@@ -86,7 +86,7 @@ class Answering:
         key = asked.model, asked.job, asked.layout, id(asked.cluster), id(asked.engine)
         if key not in self._made:
             self._made[key] = Prediction(
-                asked.model, asked.job, asked.cluster, asked.layout, asked.engine, coefficients(asked.row.source)
+                asked.model, asked.job, asked.cluster, asked.layout, asked.engine, coefficients(asked.row.unseen)
             )
         return self._made[key]
 

@@ -146,7 +146,7 @@ def _cluster(row: Row, source: Source, why: list[str]) -> Cluster | None:
     if gpus % node:
         why.append(f"{gpus} GPUs are no whole nodes of {node}")
         return None
-    cluster = _made(gpu, gpus // node, node, source.network)
+    cluster = _made(gpu, gpus // node, node, source.network, source.reached)
     return replace(cluster, launch_blocking=True) if row["launch_blocking"] else cluster
 
 
@@ -160,7 +160,7 @@ def _slowed(rate: dict[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _made(gpu: str, nodes: int, gpus_per_node: int, network: str | None) -> Cluster:
+def _made(gpu: str, nodes: int, gpus_per_node: int, network: str | None, reached: float | None) -> Cluster:
     chip = CHIPS.get(gpu, gpu)
     table: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus_per_node, "chip": chip}
     if not isinstance(chip, str):
@@ -168,7 +168,7 @@ def _made(gpu: str, nodes: int, gpus_per_node: int, network: str | None) -> Clus
         rates = {key: {dtype: _slowed(rate) for dtype, rate in shipped[key].items()} for key in ("peak", "best")}
         table |= {"chip": {**shipped, **chip, **rates, "name": "h100-96gb"}, "intra_node": shipped["intra_node"]}
     if network:
-        table["inter_node"] = {"bandwidth": network}
+        table["inter_node"] = {"bandwidth": network} | ({"efficiency": reached} if reached else {})
     return trusted(table, f"{nodes}x{gpus_per_node}x{gpu}", where="its row")
 
 

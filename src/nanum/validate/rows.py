@@ -101,7 +101,15 @@ class Row:
             return f"{name}/{'dense' if (self['family'] or 'dense') == 'dense' else 'moe'}"
         return name
 
+    @property
+    def unseen(self) -> str:
+        """The source without which its coefficients are fitted: its own."""
+        return HELD_OUT.get(self.source, self.source)
 
+
+HELD_OUT = {"vtrainlarge": "vtrain/multi"}
+"""Sources that no fit sees, each with the one that it is of a table, machine and software with: its coefficients are
+those that saw neither."""
 LAUNCHES = re.compile(r"vtrain-single-.*-(\d+)")
 MODULES = {
     "model.name": "Qwen3-30B-A3B",

@@ -31,6 +31,7 @@ class Source:
     zero: int = 0  # where a row names none
     attention: Literal["flash", "eager"] = "flash"
     network: str | None = None  # bandwidth between nodes of one GPU; None is the default link
+    reached: float | None = None  # of that bandwidth, where the source measured an exchange; None is the default's
     vocab: int | None = None  # where a row names none
     virtual_stages: tuple[int, ...] = ()  # the first that divides a rank's layers, where a row names none
     reshard: bool | None = None  # None is the engine's own
@@ -64,7 +65,10 @@ FP8_OF_TE = (
 BLOCKS = ("MXFP8", "FP8-MX")
 """Precisions of rows whose scales are of blocks."""
 LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
-OMNI_PATH = "four Omni-Path links of 100 Gb/s a node (JeanZay)"
+OMNI_PATH = (
+    "four Omni-Path links of 100 Gb/s a node (JeanZay); of its share of them a GPU reaches what one ring over 4 nodes "
+    "did (BigScience, experiments/bandwidth)"
+)
 NVIDIA_SMI = "memory is what nvidia-smi shows, in GiB"
 CLOCK = "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W: its clock is taken to follow the cube root of its power"
 DEEPSPEED_3D = "Megatron-DeepSpeed: no Transformer Engine; layers that do not divide go to the first stages"
@@ -73,6 +77,7 @@ _VTRAIN = Source(
     kin.MEGATRON_DEEPSPEED, "gpt", (GPT, NO_OVERLAP, "fp16, the code's own precision: rows name none", DEEPSPEED_3D),
     precision="fp16", recompute="full", attention="eager",
 )  # fmt: skip
+_VTRAIN_NODES = replace(_VTRAIN, network="100 Gb/s")  # 800 Gb/s a node
 _BRIDGE = Source(
     kin.BRIDGE, "llama",
     (
@@ -109,7 +114,8 @@ _TITAN_2025 = replace(
 
 SOURCES: dict[str, Source] = {
     "vtrain/single": _VTRAIN,
-    "vtrain/multi": replace(_VTRAIN, network="100 Gb/s"),  # 800 Gb/s a node
+    "vtrain/multi": _VTRAIN_NODES,
+    "vtrainlarge": _VTRAIN_NODES,
     "mbridge/dense": _BRIDGE,
     "mbridge/moe": replace(_BRIDGE, dispatcher="flex"),
     "simumax/dense": _SIMUMAX,
@@ -135,11 +141,11 @@ SOURCES: dict[str, Source] = {
         kin.MEGATRON_DEEPSPEED, "bloom",
         ("BLOOM: LayerNorm with bias also after the embedding, ALiBi, GELU, biases, tied embeddings, no dropout",
          DEEPSPEED_3D, OMNI_PATH, NVIDIA_SMI),
-        precision="fp16", recompute="full", zero=1, attention="eager", network="50 Gb/s",
+        precision="fp16", recompute="full", zero=1, attention="eager", network="50 Gb/s", reached=40.5 / 50,
     ),
     "jz": Source(
         kin.MEGATRON_DEEPSPEED, "gpt", (GPT, DEEPSPEED_3D, OMNI_PATH, NVIDIA_SMI, "the source warns of 40 % noise"),
-        precision="fp16", recompute="full", attention="eager", network="100 Gb/s",
+        precision="fp16", recompute="full", attention="eager", network="100 Gb/s", reached=84.7 / 100,
     ),
     "zb": Source(
         kin.ZERO_BUBBLE, "gpt",
