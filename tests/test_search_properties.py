@@ -10,9 +10,11 @@ import pytest
 from nanum import engines
 from nanum.cluster import load as load_cluster
 from nanum.job import Job
+from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.once import Once
 from nanum.prediction import predict
+from nanum.search import near
 from nanum.search.candidates import candidates
 from nanum.search.rank import Question, Ranked, exact_times, read
 
@@ -77,3 +79,30 @@ def test_a_candidate_is_what_predict_says(question: Question) -> None:
             for part in ("step", "compute", "exposed_communication", "bubble", "optimizer"):
                 field = f"{part}_seconds"
                 assert getattr(candidate, field) == pytest.approx(getattr(said.time, field), rel=1e-9, abs=1e-12)
+
+
+def test_the_nearest_is_the_same_however_few_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none of the nearest fits, farther ones are read, up to the farthest."""
+    question, at_once = QUESTIONS[2], 20
+    monkeypatch.setattr(near, "AT_ONCE", at_once)
+    small = replace(question.cluster.chip, memory_bytes=replace(question.cluster.chip.memory_bytes, value=3e9))
+    asked = replace(question, cluster=replace(question.cluster, chip=small))
+    layout = Layout(dp_replicate=8, structure=Structure(zero=0))
+    groups = candidates(asked.model, asked.job, asked.cluster, asked.engine).groups
+    ranked, too_large = read(asked, groups)
+    assert too_large.count > 2 * at_once
+    best = min(
+        (float(far), float(r.bound_seconds[i]))
+        for r in ranked
+        for i, far in enumerate(near.distance(layout, r.group.layout))
+    )
+    found = near.nearest_that_fits(asked, layout, groups)
+    assert found is not None
+    one = replace(found, **{f: np.array([getattr(found, f)]) for f in (*near.BODY_FIELDS, "pp")})
+    assert float(near.distance(layout, one)[0]) == best[0]
+    ((there,),) = [[r.bound_seconds[0] for r in read(asked, [near.Group(one)])[0]]]
+    assert there == best[1]
+    nothing = replace(
+        asked, cluster=replace(asked.cluster, chip=replace(small, memory_bytes=replace(small.memory_bytes, value=1e6)))
+    )
+    assert near.nearest_that_fits(nothing, layout, groups) is None

@@ -144,9 +144,11 @@ def predict(
     else:
         predicted, document = calibrated(predicted, seen)
     if not document["fits"]:
+        from nanum.cli.progress import Progress
         from nanum.search import nearest
 
-        near = nearest(predicted)
+        with Progress("layouts, for the nearest that fits") as progress:
+            near = nearest(predicted, progress)
         document["nearest"] = None if near is None else near.to_dict(communication=False)
     if json:
         print_json(document)

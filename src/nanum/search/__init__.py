@@ -20,7 +20,8 @@ from nanum.prediction.document import layout_document, question_document, summar
 from nanum.rules import OF_JOB, broken
 from nanum.search.candidates import candidates
 from nanum.search.explain import explain
-from nanum.search.rank import Candidate, Question, Ranked, TooLarge, closest, fastest, read, table
+from nanum.search.near import nearest_that_fits
+from nanum.search.rank import Candidate, Question, Ranked, TooLarge, fastest, read, table
 
 
 @dataclass(frozen=True)
@@ -163,14 +164,14 @@ def plan(
     )
 
 
-def nearest(prediction: Prediction) -> Prediction | None:
+def nearest(prediction: Prediction, progress: Callable[[int, int], None] | None = None) -> Prediction | None:
     """Of the layouts that fit, the one that changes least of a layout that does not; of equally near ones the fastest
     by its bound.
     """
     p = prediction
     question = Question(p.model, p.job, p.cluster, p.engine)
-    ranked, _ = read(question, candidates(p.model, p.job, p.cluster, p.engine, p.layout.structure).groups)
-    best = closest(p.layout, ranked)
+    tried = candidates(p.model, p.job, p.cluster, p.engine, p.layout.structure)
+    best = nearest_that_fits(question, p.layout, tried.groups, progress)
     return None if best is None else Prediction(p.model, p.job, p.cluster, consistent(best), p.engine)
 
 

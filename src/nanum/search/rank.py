@@ -273,24 +273,3 @@ def table(engine: str, ranked: Ranked) -> Iterator[dict[str, Any]]:
             "device_bytes": int(ranked.device_bytes[i]),
             "step_seconds_bound": float(ranked.bound_seconds[i]),
         }
-
-
-def closest(layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
-    """The layout that fits and differs least: in few of its sizes and switches, each size by few doublings."""
-    best: tuple[float, float, Layout] | None = None
-    for r in ranked:
-        if not len(r.group):
-            continue
-        there = r.group.layout
-        switches = sum(
-            getattr(there.structure, f) != getattr(layout.structure, f)
-            for f in ("zero", "recompute", "schedule", "reshard")
-        )
-        switches += (there.structure.tensor == "sequence") != (layout.structure.tensor == "sequence")
-        far = np.full(len(r.group), float(switches))
-        for f in (*BODY_FIELDS, "pp"):
-            far += np.abs(np.log2(getattr(there, f) / getattr(layout, f)))
-        i = min(range(len(far)), key=lambda j: (far[j], r.bound_seconds[j]))
-        if best is None or (far[i], r.bound_seconds[i]) < best[:2]:
-            best = float(far[i]), float(r.bound_seconds[i]), one_of(there, i)
-    return best[2] if best else None
