@@ -158,6 +158,27 @@ def test_plan_answers_with_the_contracts_document(nanum_process: Run) -> None:
     assert all(one["why"] and one["count"] > 0 for one in document["rejected"])
 
 
+def test_a_plan_folds_near_ties_and_lists_them_when_asked(nanum: Run) -> None:
+    words = ["plan", "gpt2", NODE, "--top", "3"]
+    document = answer(nanum(*words, "--json"))
+    of_all = answer(nanum(*words, "--ties", "--json"))
+    assert [one["layout"] for one in document["best"]] == [one["layout"] for one in of_all["best"]]
+    assert [one["layout"] for one in of_all["shortlist"]] == [one["layout"] for one in of_all["best"]]
+    assert [one["place"] for one in of_all["shortlist"]] == [1, 2, 3]
+    assert not any(one["near_ties"] for one in of_all["shortlist"])
+    first, *_ = document["shortlist"]
+    assert len(document["shortlist"]) == 3
+    assert first["layout"] == document["best"][0]["layout"]
+    assert first["near_ties"]
+    for tie in first["near_ties"]:
+        assert tie["layout"]["tp"] == first["layout"]["tp"]
+        assert tie["time"]["step_seconds"] <= 1.01 * first["time"]["step_seconds"]
+        assert tie["memory"]["worst"]["device_bytes"] >= first["memory"]["worst"]["device_bytes"]
+    folded, listed = (" ".join(nanum(*words, *more).stdout.split()) for more in ([], ["--ties"]))
+    assert "are folded into the rows that name them" in folded
+    assert "near tie" not in listed
+
+
 def test_a_plan_without_an_answer_exits_1(nanum: Run) -> None:
     document = answer(nanum("plan", "llama-3.1-405b", "1x1xa100-sxm-40gb", "--json"), code=1)
     assert document["best"] == []

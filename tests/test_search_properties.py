@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from nanum.once import Once
 from nanum.prediction import predict
 from nanum.search import near
 from nanum.search.candidates import candidates
-from nanum.search.rank import Question, Ranked, exact_times, read
+from nanum.search.rank import Candidate, Question, Ranked, exact_times, fastest, read
+from nanum.search.shortlist import needed_seconds, shortlist
 
 MEGATRON, TORCHTITAN = (engines.load(name) for name in ("megatron", "torchtitan"))
 
@@ -106,3 +108,39 @@ def test_the_nearest_is_the_same_however_few_are_read_at_once(monkeypatch: pytes
         asked, cluster=replace(asked.cluster, chip=replace(small, memory_bytes=replace(small.memory_bytes, value=1e6)))
     )
     assert near.nearest_that_fits(nothing, layout, groups) is None
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_a_shortlist_of_the_needed_is_that_of_all(fold: bool) -> None:
+    question = QUESTIONS[0]
+    ranked = [r for r in ranked_of(question) if len(r.group)]
+    everything = [c for r in ranked for c in exact_times(question, r, np.arange(len(r.group)))]
+    everything.sort(key=lambda c: (c.step_seconds, c.device_bytes))
+    for top in (1, 5):
+        found = fastest(question, ranked, partial(needed_seconds, question.engine, top=top, fold=fold))
+        assert len(found) < len(everything)
+        mine, best = (shortlist([(question.engine, c) for c in of], top, fold=fold) for of in (found, everything))
+        assert mine == best
+        assert any(one.near_ties for one in best) == fold
+
+
+def candidate(seconds: float, gigabytes: int, tp: int = 1, replicas: int = 1) -> Candidate:
+    structure = Structure(tensor="none" if tp == 1 else "sequence")
+    layout = Layout(dp_replicate=replicas, dp_shard=8 // tp // replicas, tp=tp, structure=structure)
+    return Candidate(layout, gigabytes * 10**9, seconds, seconds, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "folded"),
+    [
+        (candidate(1.009, 10, replicas=2), True),
+        (candidate(1.011, 10, replicas=2), False),  # slower by more
+        (candidate(1.009, 9, replicas=2), False),  # needs less
+        (candidate(1.009, 10, tp=2), False),  # divides otherwise
+    ],
+)
+def test_a_near_tie_is_alike_no_smaller_and_hardly_slower(other: Candidate, folded: bool) -> None:
+    first, last = candidate(1.0, 10), candidate(1.018, 11, replicas=4)  # near the second, but not the first
+    listed = shortlist([(MEGATRON, first), (MEGATRON, other), (MEGATRON, last)], 3)
+    assert [c for _, c in listed[0].near_ties] == ([other] if folded else [])
+    assert listed[-1].place == (2 if not folded and other.layout.tp == 1 else 3)

@@ -1,7 +1,7 @@
 """Read memory and time of many layouts at once, and find the fastest that fit.
 
 All are ranked by a bound below their exact time; exact times are then worked out for the most promising, until no bound
-that is left could beat the slowest of the layouts asked for.
+that is left could beat the slowest of those that are needed.
 """
 
 from __future__ import annotations
@@ -198,16 +198,21 @@ def one_of(layout: Layout, i: int) -> Layout:
     return Layout(**sizes, structure=layout.structure, rank_order=layout.rank_order)
 
 
-def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidate]:
-    """The `top` fastest by exact time, and the fastest of each other set of axes that divide, for comparison."""
+def fastest(
+    question: Question, ranked: list[Ranked], needed_seconds: Callable[[list[Candidate]], float]
+) -> list[Candidate]:
+    """The fastest by exact time, and the fastest of each other set of axes that divide, for comparison.
+
+    `needed_seconds` says, of the candidates so far, up to which step all must be known.
+    """
     entries = [(float(b), i, j) for i, r in enumerate(ranked) for j, b in enumerate(r.bound_seconds)]
     entries.sort()
     done: dict[tuple[int, int], Candidate] = {}
     for chunk in range(0, len(entries), BATCH):
-        best = sorted(c.step_seconds for c in done.values())[:top]
-        if len(best) == top and entries[chunk][0] >= best[-1]:
+        needed = needed_seconds(_in_order(done.values()))
+        done |= _exact(question, ranked, [e for e in entries[chunk : chunk + BATCH] if e[0] <= needed])
+        if entries[chunk][0] > needed:
             break
-        done |= _exact(question, ranked, entries[chunk : chunk + BATCH])
     first_of_kind: dict[tuple[str, ...], tuple[float, int, int]] = {}
     for entry in entries:
         layout = ranked[entry[1]].group.at(np.array([entry[2]])).layout if len(first_of_kind) < 6 else None
@@ -218,7 +223,11 @@ def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidat
             break
     rest = [e for e in first_of_kind.values() if (e[1], e[2]) not in done]
     done |= _exact(question, ranked, rest)
-    return sorted(done.values(), key=lambda c: (c.step_seconds, c.device_bytes))
+    return _in_order(done.values())
+
+
+def _in_order(found: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(found, key=lambda c: (c.step_seconds, c.device_bytes))
 
 
 def divided(layout: Layout) -> tuple[str, ...]:
