@@ -199,8 +199,8 @@ def validate(
     measured has no part in what is predicted of it. Runs that differ in their layout alone say how well layouts are
     ranked. The shipped rows take about 40 seconds of one core.
 
-    Exit code: 0 where a row was compared, 1 where none could be, 2 where the file cannot be read or the plot not
-    written.
+    Exit code: 0 where a row was compared, 1 where none could be, 2 where the file cannot be read or has no row, or the
+    plot not written.
     """
     from nanum.cli.progress import Progress
     from nanum.cli.validating import Words, draw, question
