@@ -124,7 +124,8 @@ def predict(
       nanum predict llama-3.1-8b lab.toml --tp 2 --observed 80s -o lab.toml --force
 
     With --observed the machine's coefficients become those that are most likely, given what that step took: what moved
-    is said, and which layouts are now best. -o writes that machine, and plan, scale and predict take it as CLUSTER.
+    is said, and which layouts are now best. -o writes that machine, and plan, scale and predict take it as CLUSTER; a
+    file's comments are not kept where that replaces it.
 
     dp_replicate · dp_shard · cp · tp · pp must equal the cluster's GPUs. Plain data parallel is --dp-replicate N
     --dp-shard 1.
