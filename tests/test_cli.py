@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from conftest import LLAMA, NODE, Run
 
+from nanum.report.flags import flags_of
+
 COMMANDS = ("plan", "predict", "scale", "verify", "validate", "lesson", "models", "clusters")
 
 
@@ -271,5 +273,21 @@ def test_a_plan_says_how_layers_that_do_not_divide_are_cut(nanum: Run) -> None:
     document = answer(nanum("plan", "deepseek-v3", "64x8xh100-sxm", "--engine", "megatron", "--top", "1", "--json"))
     (why,) = (one["why"] for one in document["rejected"] if "does not divide num_hidden_layers" in one["why"])
     assert "--first-stage-layers, --last-stage-layers" in why
-    words = ["--engine", "megatron", "--pp", "16", "--first-stage-layers", "1", "--ep", "8", "--recompute", "full"]
-    assert answer(nanum("predict", "deepseek-v3", "64x8xh100-sxm", *words, "--json"))["fits"]
+    assert document["best"][0]["layout"]["first_stage_layers"] + document["best"][0]["layout"]["last_stage_layers"] > 0
+    words = ["--engine", "megatron", "--pp", "32", "--first-stage-layers", "30", "--ep", "8", "--recompute", "full"]
+    check_prediction(answer(nanum("predict", "deepseek-v3", "64x8xh100-sxm", *words, "--json"), code=1))
+
+
+def test_the_command_that_a_plan_suggests_says_the_layers_of_uneven_ends(nanum: Run, tmp_path: Path) -> None:
+    model = tmp_path / "five.json"
+    model.write_text(json.dumps({**LLAMA, "num_hidden_layers": 5}))
+    asked = [str(model), "1x2xh100-sxm", "--engine", "megatron", "--top", "40", "--ties"]
+    found = answer(nanum("plan", *asked, "--json"))["best"]
+    uneven = [one for one in found if one["layout"]["pp"] > 1]
+    ends = {tuple(one["layout"][f"{end}_stage_layers"] for end in ("first", "last")) for one in uneven}
+    assert ends == {(3, 2)}
+    one = uneven[0]
+    flags = shlex.split(flags_of(one))
+    assert "--first-stage-layers" in flags
+    again = answer(nanum("predict", *asked[:2], *flags, "--json"))
+    assert (again["layout"], again["time"], again["memory"]) == (one["layout"], one["time"], one["memory"])

@@ -110,6 +110,23 @@ def test_the_nearest_is_the_same_however_few_are_read_at_once(monkeypatch: pytes
     assert near.nearest_that_fits(nothing, layout, groups) is None
 
 
+def test_pipelines_with_uneven_ends_are_read_as_predict_reads_them() -> None:
+    """Seven layers on two, three or six stages: an even bound, and ends that are said."""
+    question = replace(QUESTIONS[4], model=replace(QUESTIONS[4].model, num_hidden_layers=7))
+    assert question.engine is MEGATRON
+    ranked = [r for r in ranked_of(question) if r.group.layout.structure.evens_ends and len(r.group)]
+    assert {int(pp) for r in ranked for pp in r.group.layout.pp} == {2, 3}
+    for r in ranked[::3]:
+        row = len(r.group) - 1
+        (candidate,) = exact_times(question, r, np.array([row]))
+        s = candidate.layout.structure
+        assert (s.first_stage_layers, s.last_stage_layers) == ((4, 3) if candidate.layout.pp == 2 else (2, 2))
+        said = predict(question.model, question.job, question.cluster, candidate.layout, "megatron")
+        assert candidate.device_bytes == said.worst.device_bytes
+        assert candidate.step_seconds == pytest.approx(said.time.step_seconds, rel=1e-9)
+        assert r.bound_seconds[row] <= candidate.step_seconds * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("fold", [True, False])
 def test_a_shortlist_of_the_needed_is_that_of_all(fold: bool) -> None:
     question = QUESTIONS[0]

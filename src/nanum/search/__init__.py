@@ -49,7 +49,8 @@ class Plan:
             import polars
         except ImportError:
             raise Refused(["a data frame needs polars: pip install 'nanum[frames]'"]) from None
-        rows = [row for engine, ranked in self.read for row in table(engine.name, ranked)]
+        q = self.questions[0]
+        rows = [row for engine, ranked in self.read for row in table(engine.name, q.model, ranked)]
         return polars.DataFrame(rows).sort("step_seconds_bound") if rows else polars.DataFrame()
 
     @cached_property

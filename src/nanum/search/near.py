@@ -44,13 +44,13 @@ def nearest_that_fits(
         now = [(d > before) & (d <= within) for d in far]
         some = [group.at(chosen) for group, chosen in zip(found, now, strict=True) if chosen.any()]
         ranked, _ = read(question, some, progress)
-        if best := _closest(layout, ranked):
+        if best := _closest(question, layout, ranked):
             return best
         before, many = within, 8 * many
     return None
 
 
-def _closest(layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
+def _closest(question: Question, layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
     best: tuple[float, float, Layout] | None = None
     for r in ranked:
         if not len(r.group):
@@ -58,5 +58,5 @@ def _closest(layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
         far = distance(layout, r.group.layout)
         i = min(range(len(far)), key=lambda j: (far[j], r.bound_seconds[j]))
         if best is None or (far[i], r.bound_seconds[i]) < best[:2]:
-            best = float(far[i]), float(r.bound_seconds[i]), one_of(r.group.layout, i)
+            best = float(far[i]), float(r.bound_seconds[i]), one_of(r.group.layout, i, question.model)
     return best[2] if best else None

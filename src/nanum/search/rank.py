@@ -25,6 +25,7 @@ from nanum.cluster import Cluster
 from nanum.division.parts import BODY_FIELDS, Bodies, Parts, body_space, emit_parts
 from nanum.division.stages import Staged, place_stages
 from nanum.engines.engine import Engine
+from nanum.engines.evened import saying_ends
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
@@ -141,7 +142,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
     modes: dict[str, Parts] = {parts.structure.recompute: parts}
     shared = Shared(Cost(question.cluster, distinct_layout), Once())
     memory_known, groups_known, time_known = Once[Use](), Once[Groups](), Once[Totals]()
-    placed: dict[tuple[bytes, bytes], tuple[Staged, Cost]] = {}
+    placed: dict[tuple[bytes, bytes, bool], tuple[Staged, Cost]] = {}
     steps: dict[tuple[Any, ...], Any] = {}
     start = 0
     for group, (entries, stage) in zip(found, expanded, strict=True):
@@ -152,7 +153,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         bodies = Bodies(modes[mode], distinct_layout, at[start:stop])
         start = stop
         structure = group.layout.structure
-        here = bodies.at.tobytes(), entries.pp.tobytes()  # type: ignore[union-attr]
+        here = bodies.at.tobytes(), entries.pp.tobytes(), structure.evens_ends  # type: ignore[union-attr]
         if here not in placed:
             staged = place_stages(question.model, question.job, entries, question.engine, stage, bodies)
             placed[here] = staged, Cost(question.cluster, staged.layout)
@@ -181,21 +182,22 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         of_layout = bodies.at[np.cumsum(pp) - pp]  # type: ignore[index]
         yield (
             Ranked(group.at(fits), at_device[fits], seconds[fits], shared, replace(bodies, at=of_layout[fits])),
-            _too_large(group, at_device, ~fits),
+            _too_large(question, group, at_device, ~fits),
         )
 
 
-def _too_large(group: Group, device_bytes: np.ndarray, large: np.ndarray) -> TooLarge:
+def _too_large(question: Question, group: Group, device_bytes: np.ndarray, large: np.ndarray) -> TooLarge:
     if not large.any():
         return TooLarge()
     least = int(np.where(large, device_bytes, np.iinfo(np.int64).max).argmin())
-    return TooLarge(int(large.sum()), int(device_bytes[least]), one_of(group.layout, least))
+    return TooLarge(int(large.sum()), int(device_bytes[least]), one_of(group.layout, least, question.model))
 
 
-def one_of(layout: Layout, i: int) -> Layout:
-    """One of many layouts."""
+def one_of(layout: Layout, i: int, model: Model) -> Layout:
+    """One of many layouts, as it is said alone."""
     sizes: dict[str, Any] = {f: int(getattr(layout, f)[i]) for f in (*BODY_FIELDS, "pp")}
-    return Layout(**sizes, structure=layout.structure, rank_order=layout.rank_order)
+    one = Layout(**sizes, structure=layout.structure, rank_order=layout.rank_order)
+    return saying_ends(one, model.num_hidden_layers)
 
 
 def fastest(
@@ -261,16 +263,17 @@ def exact_times(question: Question, ranked: Ranked, rows: np.ndarray) -> list[Ca
         alike = np.flatnonzero((layout.pp == p) & (m == count))
         parts = cut(layout.structure.schedule, count, [time.at(begins[alike] + s) for s in range(p)], len(alike))
         for i, row in enumerate(alike):
-            one = one_of(layout, int(row))
+            one = one_of(layout, int(row), question.model)
             seconds = (parts.step, parts.compute, parts.exposed_communication, parts.bubble, parts.optimizer)
             found[row] = Candidate(one, int(device_bytes[row]), *(float(q[i]) for q in seconds))
     return [c for c in found if c is not None]
 
 
-def table(engine: str, ranked: Ranked) -> Iterator[dict[str, Any]]:
+def table(engine: str, model: Model, ranked: Ranked) -> Iterator[dict[str, Any]]:
     """The rows of a group, in the words of the command line's flags."""
     layout, s = ranked.group.layout, ranked.group.layout.structure
     for i in range(len(ranked.group)):
+        said = one_of(layout, i, model).structure if s.evens_ends else s
         yield {
             "engine": engine,
             **{f: int(getattr(layout, f)[i]) for f in (*BODY_FIELDS, "pp")},
@@ -278,6 +281,8 @@ def table(engine: str, ranked: Ranked) -> Iterator[dict[str, Any]]:
             "reshard": s.reshard,
             "sp": s.tensor == "sequence",
             "schedule": s.schedule,
+            "first_stage_layers": said.first_stage_layers,
+            "last_stage_layers": said.last_stage_layers,
             "recompute": s.recompute,
             "device_bytes": int(ranked.device_bytes[i]),
             "step_seconds_bound": float(ranked.bound_seconds[i]),
