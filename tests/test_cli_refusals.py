@@ -111,6 +111,15 @@ REFUSED = {
         f"predict llama-3.1-8b {NODE} --pp 8 --global-batch-size 3",
         ["pp=8 needs at least 8 micro-batches, and there are 3: global_batch_size=3"],
     ),
+    "a stage that ZeRO has not, of ranks": ("verify --ranks 2 --zero 9", ["--zero 9: must be 0, 1, 2 or 3"]),
+    "a schedule that is none, of stages": (
+        f"predict gpt2 {NODE} --pp 2 --schedule 2f2b --virtual-stages 2",
+        ["--schedule 2f2b: must be gpipe, 1f1b"],
+    ),
+    "offloaded twice": (
+        f"predict gpt2 {NODE} --offload params+params,optimizer",
+        ["--offload params+params,optimizer: names params more than once"],
+    ),
     "everything": (
         "plan nobody nowhere --seq-len 0 --precision fp4 --engine all --top x",
         ["nobody", "nowhere", "--seq-len 0", "--precision fp4", "--engine all", "--top x"],

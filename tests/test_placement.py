@@ -57,7 +57,8 @@ BUILT = [
 ]
 REFUSED = [
     (101, 8, 1, (0, 0, 13, 13), "first_stage_layers=13 and last_stage_layers=13 of num_hidden_layers=101 do not"),
-    (65, 4, 1, (0, 0, 0, 0), "pp=4 does not divide num_hidden_layers=65 (megatron)"),
+    (65, 4, 1, (0, 0, 0, 0), "num_hidden_layers=65 (megatron): --first-stage-layers 16 --last-stage-layers 15 leave"),
+    (5, 4, 1, (0, 0, 0, 0), "pp=4 does not divide num_hidden_layers=5 (megatron): --first-stage-layers, --last"),
     (65, 4, 1, (1, 1, 0, 0), "pp=4 does not divide num_hidden_layers=65 and the 2 that its ends weigh"),
     (61, 4, 1, (0, 0, 12, 0), "first_stage_layers=12 and last_stage_layers=0 of num_hidden_layers=61 do not"),
     (2, 4, 1, (0, 0, 0, 0), "pp=4 exceeds num_hidden_layers=2"),

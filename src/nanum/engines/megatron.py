@@ -41,6 +41,7 @@ from nanum.engines.engine import (
     where_pipelined,
     zero_rule,
 )
+from nanum.engines.evened import evened_ends, to_be_evened
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
@@ -192,10 +193,11 @@ def _say_uneven(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str
     with_ends = f" and the {weights} that its ends weigh" if weights else ""
     if fails_to_divide(layout.pp, layers + weights):
         stages = f"pp={layout.pp}"
-    return (
-        f"{stages} does not divide num_hidden_layers={layers}{with_ends} (megatron): --first-stage-layers, "
-        "--last-stage-layers, --embedding-weight 1 or --head-weight 1 cut them otherwise"
-    )
+    instead = "--first-stage-layers, --last-stage-layers, --embedding-weight 1 or --head-weight 1 cut them otherwise"
+    if chunks == 1 and not weights and to_be_evened(layers, layout.pp):
+        first, last = evened_ends(layers, layout.pp)
+        instead = f"--first-stage-layers {first} --last-stage-layers {last} leave the others as many each"
+    return f"{stages} does not divide num_hidden_layers={layers}{with_ends} (megatron): {instead}"
 
 
 EQUAL_STAGES = Rule(
