@@ -210,14 +210,20 @@ def prediction_document() -> dict[str, Any]:
 
 @pytest.fixture
 def plan_document(prediction_document: dict[str, Any]) -> dict[str, Any]:
-    """`plan`'s document, by the contract, with two layouts ranked."""
+    """`plan`'s document, by the contract, with three layouts ranked, the last of which is a near tie."""
     second = copy.deepcopy(prediction_document)
     second["layout"] |= {"tp": 8, "dp_shard": 2, "sp": True}
     second["time"]["step_seconds"] = 9.0
+    tie = copy.deepcopy(second)
+    tie["layout"] |= {"dp_replicate": 2, "dp_shard": 1}
     return {
         "count": {"enumerated": 5400, "impossible": 1200, "too_large": 4000, "ranked": 200},
         "seconds": 0.31,
-        "best": [prediction_document, second],
+        "best": [prediction_document, second, tie],
+        "shortlist": [
+            {**prediction_document, "place": 1, "near_ties": []},
+            {**second, "place": 2, "near_ties": [{**tie, "place": 3}]},
+        ],
         "rejected": [{"why": "tp=7 does not divide num_attention_heads=64", "count": 1200}],
         "question": {key: prediction_document[key] for key in ("engine", "model", "job", "cluster")},
         "least": None,

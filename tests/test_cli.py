@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from conftest import LLAMA, NODE, Run
 
+from nanum.report.flags import flags_of
+
 COMMANDS = ("plan", "predict", "scale", "verify", "validate", "lesson", "models", "clusters")
 
 
@@ -158,6 +160,27 @@ def test_plan_answers_with_the_contracts_document(nanum_process: Run) -> None:
     assert all(one["why"] and one["count"] > 0 for one in document["rejected"])
 
 
+def test_a_plan_folds_near_ties_and_lists_them_when_asked(nanum: Run) -> None:
+    words = ["plan", "gpt2", NODE, "--top", "3"]
+    document = answer(nanum(*words, "--json"))
+    of_all = answer(nanum(*words, "--ties", "--json"))
+    assert [one["layout"] for one in document["best"]] == [one["layout"] for one in of_all["best"]]
+    assert [one["layout"] for one in of_all["shortlist"]] == [one["layout"] for one in of_all["best"]]
+    assert [one["place"] for one in of_all["shortlist"]] == [1, 2, 3]
+    assert not any(one["near_ties"] for one in of_all["shortlist"])
+    first, *_ = document["shortlist"]
+    assert len(document["shortlist"]) == 3
+    assert first["layout"] == document["best"][0]["layout"]
+    assert first["near_ties"]
+    for tie in first["near_ties"]:
+        assert tie["layout"]["tp"] == first["layout"]["tp"]
+        assert tie["time"]["step_seconds"] <= 1.01 * first["time"]["step_seconds"]
+        assert tie["memory"]["worst"]["device_bytes"] >= first["memory"]["worst"]["device_bytes"]
+    folded, listed = (" ".join(nanum(*words, *more).stdout.split()) for more in ([], ["--ties"]))
+    assert "are folded into the rows that name them" in folded
+    assert "near tie" not in listed
+
+
 def test_a_plan_without_an_answer_exits_1(nanum: Run) -> None:
     document = answer(nanum("plan", "llama-3.1-405b", "1x1xa100-sxm-40gb", "--json"), code=1)
     assert document["best"] == []
@@ -250,5 +273,21 @@ def test_a_plan_says_how_layers_that_do_not_divide_are_cut(nanum: Run) -> None:
     document = answer(nanum("plan", "deepseek-v3", "64x8xh100-sxm", "--engine", "megatron", "--top", "1", "--json"))
     (why,) = (one["why"] for one in document["rejected"] if "does not divide num_hidden_layers" in one["why"])
     assert "--first-stage-layers, --last-stage-layers" in why
-    words = ["--engine", "megatron", "--pp", "16", "--first-stage-layers", "1", "--ep", "8", "--recompute", "full"]
-    assert answer(nanum("predict", "deepseek-v3", "64x8xh100-sxm", *words, "--json"))["fits"]
+    assert document["best"][0]["layout"]["first_stage_layers"] + document["best"][0]["layout"]["last_stage_layers"] > 0
+    words = ["--engine", "megatron", "--pp", "32", "--first-stage-layers", "30", "--ep", "8", "--recompute", "full"]
+    check_prediction(answer(nanum("predict", "deepseek-v3", "64x8xh100-sxm", *words, "--json"), code=1))
+
+
+def test_the_command_that_a_plan_suggests_says_the_layers_of_uneven_ends(nanum: Run, tmp_path: Path) -> None:
+    model = tmp_path / "five.json"
+    model.write_text(json.dumps({**LLAMA, "num_hidden_layers": 5}))
+    asked = [str(model), "1x2xh100-sxm", "--engine", "megatron", "--top", "40", "--ties"]
+    found = answer(nanum("plan", *asked, "--json"))["best"]
+    uneven = [one for one in found if one["layout"]["pp"] > 1]
+    ends = {tuple(one["layout"][f"{end}_stage_layers"] for end in ("first", "last")) for one in uneven}
+    assert ends == {(3, 2)}
+    one = uneven[0]
+    flags = shlex.split(flags_of(one))
+    assert "--first-stage-layers" in flags
+    again = answer(nanum("predict", *asked[:2], *flags, "--json"))
+    assert (again["layout"], again["time"], again["memory"]) == (one["layout"], one["time"], one["memory"])

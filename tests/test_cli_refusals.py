@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,15 @@ REFUSED = {
         f"predict llama-3.1-8b {NODE} --pp 8 --global-batch-size 3",
         ["pp=8 needs at least 8 micro-batches, and there are 3: global_batch_size=3"],
     ),
+    "a stage that ZeRO has not, of ranks": ("verify --ranks 2 --zero 9", ["--zero 9: must be 0, 1, 2 or 3"]),
+    "a schedule that is none, of stages": (
+        f"predict gpt2 {NODE} --pp 2 --schedule 2f2b --virtual-stages 2",
+        ["--schedule 2f2b: must be gpipe, 1f1b"],
+    ),
+    "offloaded twice": (
+        f"predict gpt2 {NODE} --offload params+params,optimizer",
+        ["--offload params+params,optimizer: names params more than once"],
+    ),
     "everything": (
         "plan nobody nowhere --seq-len 0 --precision fp4 --engine all --top x",
         ["nobody", "nowhere", "--seq-len 0", "--precision fp4", "--engine all", "--top x"],
@@ -173,9 +184,55 @@ def test_a_broken_model_file_is_refused_in_one_line(nanum: Run, tmp_path: Path, 
     assert len(said) < len(str(config)) + 200
 
 
-@pytest.mark.parametrize("argv", [["/dev/zero", NODE], ["gpt2", "/dev/zero"]])
-def test_a_file_without_an_end_is_not_read_to_it(nanum: Run, argv: list[str]) -> None:
-    assert ["too large" in reason for reason in reasons_of(nanum("predict", *argv))] == [True]
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["predict", "PIPE", NODE],
+        ["plan", "gpt2", "PIPE"],
+        ["validate", "PIPE"],
+        ["predict", "/dev/zero", NODE],
+        ["predict", "gpt2", "/dev/zero"],
+    ],
+)
+def test_a_pipe_or_a_device_is_no_file(nanum: Run, tmp_path: Path, argv: list[str]) -> None:
+    """Nobody writes into this pipe: who opens it waits for ever."""
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    (said,) = reasons_of(nanum(*(str(pipe) if word == "PIPE" else word for word in argv)))
+    assert said.endswith("is a device or a pipe, and no file to read")
+
+
+SHELL = 'predict() { "$PYTHON" -m nanum predict "$1" "$NODE" --json; }; '
+
+
+def by_shell(line: str, config: Path) -> subprocess.CompletedProcess[str]:
+    known = {**os.environ, "PYTHON": sys.executable, "NODE": NODE, "CONFIG": str(config)}
+    words = ["bash", "-c", SHELL + line]
+    return subprocess.run(words, env=known, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "line", ['cat "$CONFIG" | predict /dev/stdin', 'predict <(cat "$CONFIG")', 'predict /dev/stdin < "$CONFIG"']
+)
+def test_what_a_shell_hands_on_is_read(tmp_path: Path, line: str) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA))
+    done = by_shell(line, config)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"]["parameters"] > 0
+
+
+def test_a_stdin_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
+    (said,) = reasons_of(by_shell("predict /dev/stdin < /dev/zero", tmp_path))
+    assert "too large" in said
+
+
+@pytest.mark.parametrize("lines", ["", "\n \n"])
+def test_runs_without_a_row_are_refused_as_the_help_says(nanum: Run, tmp_path: Path, lines: str) -> None:
+    file = tmp_path / "runs.jsonl"
+    file.write_text(lines)
+    assert reasons_of(nanum("validate", str(file))) == [f"{file}: there is no row in it"]
+    assert "2 where the file cannot be read or has no row" in " ".join(nanum("validate", "--help").stdout.split())
 
 
 def test_words_with_control_characters_are_repeated_without_them(nanum: Run) -> None:

@@ -86,7 +86,9 @@ def test_one_micro_batch_has_one_order(engine: str, monkeypatch: pytest.MonkeyPa
     one = group.at(single(question, group))
     told = []
     for schedule in ("1f1b", "gpipe"):
-        layout = one_of(replace(one.layout, structure=replace(one.layout.structure, schedule=schedule)), 0)
+        layout = one_of(
+            replace(one.layout, structure=replace(one.layout.structure, schedule=schedule)), 0, question.model
+        )
         said = predict(question.model, question.job, question.cluster, layout, engine)
         told.append((said.worst.device_bytes, said.time, said.communication))
     assert told[0] == told[1]

@@ -24,7 +24,7 @@ from nanum.cluster.parse import from_table
 from nanum.errors import Refused
 from nanum.job import Job
 from nanum.layout import Layout, Structure
-from nanum.measure.write import text
+from nanum.measure.write import has_comments, text
 from nanum.model import load as load_model
 from nanum.prediction import Prediction, predict
 from nanum.search import plan
@@ -335,8 +335,10 @@ def test_the_command_answers_and_writes(nanum: Run, tmp_path: Path) -> None:
     assert "--force" in refused.stderr
     assert file.read_text("utf-8") == before
 
+    file.write_text(f"# the lab's own\n{before}", "utf-8")
     done = nanum("predict", *words, "--observed", "11.9s", "--observed", "12.1s", "-o", str(file), "--force", "--json")
     assert done.returncode == 0
+    assert f"{file}: the comments of the file that it replaced are not kept" in done.stderr
     document = json.loads(done.stdout)
     seen = document["observed"]
     assert seen["runs_seconds"] == [11.9, 12.1]
@@ -346,9 +348,30 @@ def test_the_command_answers_and_writes(nanum: Run, tmp_path: Path) -> None:
     assert {one["name"] for one in seen["coefficients"]} == set(NAMES)
     assert len(tomllib.loads(file.read_text("utf-8"))["in_a_step"]["observation"]) == 2
 
+    assert not has_comments(file.read_text("utf-8"))
+
     plain = json.loads(nanum("predict", *words, "--json").stdout)
     assert plain["time"]["step_seconds"] == pytest.approx(document["time"]["step_seconds"], rel=1e-9)
     assert "observed" not in plain
+
+
+@pytest.mark.parametrize(
+    ("toml", "there"),
+    [
+        ("# 1", True),
+        ("a = 1 # 1", True),
+        ("a = 'it' # 1", True),
+        ("a = 'x\\' # 1", True),  # of which the backslash is a letter
+        ('a = "run #1"', False),
+        ('a = "\\"#"', False),
+        ('a = """\n# \\" #"""', False),
+        ("a = '''\n# 1\n'''", False),
+    ],
+)
+def test_comments_are_told_from_strings(toml: str, there: bool) -> None:
+    if "=" in toml:
+        assert tomllib.loads(toml).keys() == {"a"}
+    assert has_comments(toml) == there
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nanum import cluster, engines
 from nanum.build import build
+from nanum.engines.evened import saying_ends, to_be_evened
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
@@ -56,7 +57,8 @@ BUILT = [
 ]
 REFUSED = [
     (101, 8, 1, (0, 0, 13, 13), "first_stage_layers=13 and last_stage_layers=13 of num_hidden_layers=101 do not"),
-    (65, 4, 1, (0, 0, 0, 0), "pp=4 does not divide num_hidden_layers=65 (megatron)"),
+    (65, 4, 1, (0, 0, 0, 0), "num_hidden_layers=65 (megatron): --first-stage-layers 16 --last-stage-layers 15 leave"),
+    (5, 4, 1, (0, 0, 0, 0), "pp=4 does not divide num_hidden_layers=5 (megatron): --first-stage-layers, --last"),
     (65, 4, 1, (1, 1, 0, 0), "pp=4 does not divide num_hidden_layers=65 and the 2 that its ends weigh"),
     (61, 4, 1, (0, 0, 12, 0), "first_stage_layers=12 and last_stage_layers=0 of num_hidden_layers=61 do not"),
     (2, 4, 1, (0, 0, 0, 0), "pp=4 exceeds num_hidden_layers=2"),
@@ -144,6 +146,25 @@ def test_every_layer_is_on_one_stage(data: st.DataObject) -> None:
         assert min(found) >= 0
         many = np.arange(pp * chunks)
         assert np.array_equal(loaded.layers(model, 0 * many + pp * chunks, many, how), found)
+
+
+@pytest.mark.parametrize("layers", [1, 5, 28, 61, 62, 64, 80])
+def test_ends_make_up_for_layers_that_do_not_divide(layers: int) -> None:
+    """As many pipelines as there are: no stage has more than its share, rounded up, and Megatron takes what is said."""
+    many = np.arange(1, layers + 1)
+    evened = to_be_evened(layers, many)
+    for pp, taken in zip(map(int, many), evened, strict=True):
+        share, others = -(-layers // pp), max(pp - 2, 0)
+        could = any(layers - others * share - last in range(1, share + 1) for last in range(1, share + 1))
+        assert taken == (layers % pp != 0 and could)
+        if not taken:
+            continue
+        one = saying_ends(Layout(pp=pp, structure=structure(evens_ends=True)), layers)
+        assert why("megatron", layers, pp, one.structure) == []
+        found = stages("megatron", layers, pp, one.structure)
+        assert (sum(found), max(found)) == (layers, share)
+        assert found[0] >= found[-1] >= 1
+        assert found == stages("megatron", layers, pp, structure(evens_ends=True))
 
 
 def test_a_step_has_the_layers_that_are_said() -> None:

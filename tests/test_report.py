@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from nanum.report.layouts import layout_words
 from nanum.report.numbers import gib, gigabytes, percent, ranges
-from nanum.report.terminal import layout_words, print_plan, print_prediction
+from nanum.report.terminal import print_plan, print_prediction
 
 COLUMNS = 80
 
@@ -100,6 +101,8 @@ def test_a_plan_ranks_explains_and_counts(plan_document: dict[str, Any]) -> None
     assert text.index("dp_shard 16 · pp 4") < text.index("dp_shard 2 · tp 8 · pp 4")
     assert "dp_shard 16 · pp 4 beats tp 8: 1.0 s less of exposed communication" in text
     assert "1,200: tp=7 does not divide num_attention_heads=64" in text
+    assert "1 near tie is folded" in text
+    assert "(near ties: dp_replicate 2 · nothing sharded (ZeRO-3 of 1 rank))" in text
 
 
 def test_a_plan_in_which_nothing_fits_says_so(plan_document: dict[str, Any]) -> None:
@@ -125,6 +128,16 @@ def test_layout_words_name_what_divides_and_what_saves_memory() -> None:
     )
     assert layout_words({"cp": 4, "cp_kind": "ulysses", "zero": 3}) == "cp 4 · ZeRO-3 · ulysses context parallel"
     assert layout_words({"dp_shard": 1, "zero": 0}) == "one GPU · no ZeRO"
+
+
+def test_zero_among_one_rank_shards_nothing_and_is_called_so() -> None:
+    alone = {"dp_replicate": 8, "dp_shard": 1, "zero": 3, "reshard": False}
+    assert layout_words(alone) == "dp_replicate 8 · nothing sharded (ZeRO-3 of 1 rank)"
+    assert "ZeRO-3" in layout_words({**alone, "cp": 2}).split(" · ")[2]  # it is over dp_shard and cp
+    assert "hpZ" in layout_words({**alone, "hpz": True})  # which shards over replicas
+    experts = {"dp_replicate": 2, "dp_shard": 1, "tp": 4, "ep": 2, "etp": 1, "zero": 1}  # of whose copies there are two
+    assert "ZeRO-1" in layout_words(experts).split(" · ")
+    assert "nothing sharded (ZeRO-1 of 1 rank)" in layout_words({**experts, "ep": 4})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -12,22 +13,42 @@ from nanum.errors import Refused
 
 
 def read(file: Path, what: str, largest_bytes: int) -> bytes:
-    """What `file` holds, which is to be `what`: no more is read than is taken, since a device has no end.
+    """What `file` holds, which is to be `what`: no more is read than is taken.
 
-    Raises `Refused`: no such file, one that cannot be read, one larger than `largest_bytes`.
+    Raises `Refused`: no such file, one that cannot be read, one larger than `largest_bytes`, and what is none but a
+    pipe or a device, at whose other end may be nobody; what the process has open is taken (`/dev/stdin`, and a shell's
+    `<(…)`), though it may have no end.
     """
     try:
+        _check_readable(file)
         with file.open("rb") as opened:
             raw = opened.read(largest_bytes + 1)
     except FileNotFoundError:
         raise Refused(f"{file}: no such file") from None
     except OSError as error:
         raise Refused(f"{file}: {error.strerror or error}") from None
+    except Refused:
+        raise
     except ValueError:  # a NUL in the name
         raise Refused(f"{str(file)!r}: no such file") from None
     if len(raw) > largest_bytes:
         raise Refused(f"{file}: too large for {what} (over {largest_bytes:,} bytes)")
     return raw
+
+
+def _check_readable(file: Path) -> None:
+    found = file.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or _is_open(found)):
+        raise Refused(f"{file}: is a device or a pipe, and no file to read")
+
+
+def _is_open(there: os.stat_result) -> bool:
+    """Is it what one of this process's descriptors is of?"""
+    for descriptor in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # of the listing's own, which is closed by now
+            if os.path.samestat(os.fstat(int(descriptor)), there):
+                return True
+    return False
 
 
 def check_writable(file: Path, *, force: bool) -> None:

@@ -73,6 +73,7 @@ class Structure:
     dispatch_dtype: DispatchDtype = "bf16"  # in which tokens are sent to experts; what comes back is in bf16
     first_stage_layers: int = 0  # of the first pipeline rank, and of the last; 0: what the others leave, or their share
     last_stage_layers: int = 0
+    evens_ends: bool = False  # of a search's arrays: the ends have what leaves the others even (`engines.evened`)
     embedding_weight: int | None = None  # layers that it counts as where layers are cut into stages; None: the engine's
     head_weight: int | None = None
     fp8_gather: bool = False  # weights of fp8 products are gathered as such, and not in the precision of activations

@@ -42,7 +42,10 @@ def implied(c: Calibration, progress: Callable[[int, int], None] | None = None) 
     """Plan the question on both machines."""
     p = c.before
     try:
-        plans = [plan(p.model, p.job, cluster, p.engine.name, BEST, progress) for cluster in (p.cluster, c.cluster)]
+        plans = [
+            plan(p.model, p.job, cluster, p.engine.name, BEST, progress, fold=False)
+            for cluster in (p.cluster, c.cluster)
+        ]
     except Refused as refused:
         return Implied((), refused.reasons)
     firsts = [[consistent(found.layout) for _, found in each.candidates[:BEST]] for each in plans]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanum.cli import words
-from nanum.cli.measuring import cluster_file
+from nanum.cli.measuring import cluster_file, say_lost_comments
 from nanum.cli.reader import Flags, Reader
 from nanum.errors import Refused, cut_short
 from nanum.layout import Layout
@@ -92,6 +92,8 @@ def answer(predicted: Prediction, observed: Observed) -> tuple[Prediction, dict[
     with Progress("layouts") as progress:
         best = implied(found, progress)
     if observed.file is not None:
-        save(replace(found.cluster, name=observed.file.stem), observed.file, force=observed.force)
+        machine = replace(found.cluster, name=observed.file.stem)
+        if save(machine, observed.file, force=observed.force):
+            say_lost_comments(observed.file)
     written = None if observed.file is None else str(observed.file)
     return found.after, document(found, best, written, observed.runs)

@@ -62,6 +62,7 @@ def plan(
     model: flags.ModelWord,
     cluster: flags.ClusterWord,
     top: flags.Top = None,
+    ties: flags.Ties = False,
     json: flags.AsJson = False,
     **said: Any,
 ) -> int:
@@ -69,7 +70,8 @@ def plan(
 
     Every division of the whole cluster is tried, with every recompute mode and schedule, and micro-batches of 1 to 16;
     with flash attention, eager kernels and the default rank order. What is impossible or does not fit is counted, with
-    the reason.
+    the reason. What differs from a faster layout only in how data-parallel ranks are split, in what ZeRO shards, or the
+    like, and is a near tie of it, stands in its row; --ties gives it a row of its own.
 
     \b
     Examples:
@@ -87,7 +89,7 @@ def plan(
 
     gc.disable()  # a plan makes some hundred thousand objects and hardly a cycle: looking for one costs 3 % of its time
     with Progress("layouts") as progress:
-        found = search(asked.model, asked.job, asked.cluster, engine=asked.engine_name, top=shown, progress=progress)
+        found = search(asked.model, asked.job, asked.cluster, asked.engine_name, shown, progress, fold=not ties)
     document: dict[str, Any] = found.to_dict(in_full=json)
     if json:
         print_json(document)
@@ -122,7 +124,8 @@ def predict(
       nanum predict llama-3.1-8b lab.toml --tp 2 --observed 80s -o lab.toml --force
 
     With --observed the machine's coefficients become those that are most likely, given what that step took: what moved
-    is said, and which layouts are now best. -o writes that machine, and plan, scale and predict take it as CLUSTER.
+    is said, and which layouts are now best. -o writes that machine, and plan, scale and predict take it as CLUSTER; a
+    file's comments are not kept where that replaces it.
 
     dp_replicate · dp_shard · cp · tp · pp must equal the cluster's GPUs. Plain data parallel is --dp-replicate N
     --dp-shard 1.
@@ -144,9 +147,11 @@ def predict(
     else:
         predicted, document = calibrated(predicted, seen)
     if not document["fits"]:
+        from nanum.cli.progress import Progress
         from nanum.search import nearest
 
-        near = nearest(predicted)
+        with Progress("layouts, for the nearest that fits") as progress:
+            near = nearest(predicted, progress)
         document["nearest"] = None if near is None else near.to_dict(communication=False)
     if json:
         print_json(document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,3 +96,8 @@ def cluster_file(output: str, reader: Reader, *, force: bool) -> Path:
     except Refused as refused:
         reader.reasons.extend(refused.reasons)
     return file
+
+
+def say_lost_comments(file: Path) -> None:
+    """On stderr, for the answer is written."""
+    print(f"nanum: warning: {file}: the comments of the file that it replaced are not kept", file=sys.stderr)

@@ -11,10 +11,14 @@ from nanum.layout import Offload
 def offloaded(reader: Reader) -> dict[str, Any]:
     """What is kept in the host's memory, by names with a plus or a comma between, in one order whatever is said."""
     word = reader.word("offload") or "none"
-    names = {name.strip() for name in word.replace("+", ",").split(",")}
+    said = [name.strip() for name in word.replace("+", ",").split(",")]
+    names = set(said)
     known, part = get_args(Offload), _fraction(reader)
-    if names == {"none"}:
+    if said == ["none"]:
         return {"offload_fraction": part}
+    if twice := [name for name in known if said.count(name) > 1]:
+        reader.reasons.append(f"--offload {shown(word)}: names {' and '.join(twice)} more than once")
+        return {}
     if not names <= set(known):
         reader.reasons.append(f"--offload {shown(word)}: must be none, or of {', '.join(known)}, with a plus between")
         return {}

@@ -40,7 +40,7 @@ class Reader:
 
     flags: Flags
     reasons: list[str] = field(default_factory=list)
-    unread: bool = False  # a number could not be read: what would follow from it is not known
+    unread: bool = False  # of a number or a choice: what would follow from it is not known
     none_left: bool = False  # the axes do not divide the GPUs, and dp_shard is not known
     defaults: list[str] = field(default_factory=list)
 
@@ -65,6 +65,7 @@ class Reader:
         modelled, known = CHOICES[name]
         if word in modelled:
             return word
+        self.unread = True
         if word in known:
             instead = f"choose {_either(modelled)}" if modelled else "leave it out"
             self.reasons.append(f"{_flag(name)} {word} is not modelled yet: {instead}")

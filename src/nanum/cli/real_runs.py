@@ -135,9 +135,9 @@ def measure(
     broadcast_perf. With --chip the nodes and GPUs are the largest log's.
 
     Exit code: 0 where it was measured, 1 where measuring failed, 2 where it cannot be asked; the file is written whole
-    or not at all.
+    or not at all, without the comments of one that it replaces.
     """
-    from nanum.cli.measuring import Words, question
+    from nanum.cli.measuring import Words, question, say_lost_comments
     from nanum.cli.progress import Progress
     from nanum.measure import from_nccl_tests as read_logs
     from nanum.measure import save, summary, this_machine
@@ -148,7 +148,8 @@ def measure(
     else:
         with Progress("measuring") as progress:
             found = this_machine(asked.file.stem, progress, device=device, quick=quick)
-    save(found, asked.file, force=force)
+    if save(found, asked.file, force=force):
+        say_lost_comments(asked.file)
     document = {"file": str(asked.file), **summary(found)}
     if json:
         print_json(document)
@@ -199,8 +200,8 @@ def validate(
     measured has no part in what is predicted of it. Runs that differ in their layout alone say how well layouts are
     ranked. The shipped rows take about 40 seconds of one core.
 
-    Exit code: 0 where a row was compared, 1 where none could be, 2 where the file cannot be read or the plot not
-    written.
+    Exit code: 0 where a row was compared, 1 where none could be, 2 where the file cannot be read or has no row, or the
+    plot not written.
     """
     from nanum.cli.progress import Progress
     from nanum.cli.validating import Words, draw, question

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from nanum.arrays import least, most
 from nanum.cluster import Cluster
 from nanum.conventions import Conventions, Numerics
+from nanum.engines.evened import evened_ends
 from nanum.job import Job, Optimizer
 from nanum.layout import ONE_CHUNK, Dispatcher, Layout, Loss, Schedule, Structure
 from nanum.model import Model
@@ -56,6 +57,7 @@ class Engine:
     hpz: bool = False  # has it second shares of ZeRO-3's weights?
     dispatchers: tuple[Dispatcher, ...] = ("alltoall",)  # of tokens to experts
     sets_stages: bool = False  # may the layers of the first and the last stage be said?
+    evens_ends: bool = False  # must they be, where layers do not divide? A plan then says them
     end_weights: tuple[int, int] | None = None  # of embedding and head, in layers, where others may be said
     lacks_mtp: str = "megatron has it"  # why it has no multi-token prediction, where it has none
 
@@ -90,13 +92,18 @@ class Engine:
 
     def layers(self, model: Model, stages: Any, stage: Any, structure: Structure = NOTHING_SAID) -> Any:
         """How many layers a stage has: by what `structure` says of the ends, or by the engine's own rule."""
+        layers = model.num_hidden_layers
+        if structure.evens_ends:
+            return layers_beside(layers, stages, stage, *evened_ends(layers, stages))
         if structure.sets_stages:
-            return layers_beside(model.num_hidden_layers, stages, stage, structure)
+            chunks = structure.virtual_stages if structure.pipelined else 1
+            ends = structure.first_stage_layers, structure.last_stage_layers
+            return layers_beside(layers, stages, stage, *ends, chunks)
         if structure.weighs_ends and self.end_weights is not None:
-            return weighed_layers(model.num_hidden_layers, stages, stage, *self.weights(structure))
+            return weighed_layers(layers, stages, stage, *self.weights(structure))
         if self.layers_by_model is not None:
             return self.layers_by_model(model, stages, stage)
-        return self.layers_of_stage(model.num_hidden_layers, stages, stage)
+        return self.layers_of_stage(layers, stages, stage)
 
 
 RUNS: dict[Schedule, str] = {
@@ -326,13 +333,11 @@ def weighed_layers(num_hidden_layers: int, pp: Any, stage: Any, embedding: int =
     return where_pipelined(pp, share - (stage == 0) * embedding - (stage == pp - 1) * head, num_hidden_layers)
 
 
-def layers_beside(num_hidden_layers: int, stages: Any, stage: Any, structure: Structure) -> Any:
+def layers_beside(num_hidden_layers: int, stages: Any, stage: Any, first: Any, last: Any, chunks: int = 1) -> Any:
     """Megatron-LM's rule where the layers of the first pipeline rank, or the last, are said (transformer_block.py:
     `get_num_layers_to_build`): the other ranks share the rest, and all stages of a rank have as many. What does not
     divide, which it refuses, goes to the first ranks.
     """
-    first, last = structure.first_stage_layers, structure.last_stage_layers
-    chunks = structure.virtual_stages if structure.pipelined else 1
     pp = stages // chunks
     rank = stage % (pp + (pp < 1))
     others, rest = pp - (first > 0) - (last > 0), num_hidden_layers - first - last

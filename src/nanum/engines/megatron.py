@@ -41,6 +41,7 @@ from nanum.engines.engine import (
     where_pipelined,
     zero_rule,
 )
+from nanum.engines.evened import evened_ends, to_be_evened
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Layer, Model
@@ -168,6 +169,8 @@ def _uneven(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
     ranks, or a rank's among its stages?
     """
     s, layers = layout.structure, model.num_hidden_layers
+    if s.evens_ends:
+        return False
     if not s.sets_stages:
         return fails_to_divide(_stages(layout), layers + (s.embedding_weight or 0) + (s.head_weight or 0))
     first, last, chunks = s.first_stage_layers, s.last_stage_layers, s.virtual_stages if s.pipelined else 1
@@ -190,15 +193,17 @@ def _say_uneven(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str
     with_ends = f" and the {weights} that its ends weigh" if weights else ""
     if fails_to_divide(layout.pp, layers + weights):
         stages = f"pp={layout.pp}"
-    return (
-        f"{stages} does not divide num_hidden_layers={layers}{with_ends} (megatron): --first-stage-layers, "
-        "--last-stage-layers, --embedding-weight 1 or --head-weight 1 cut them otherwise"
-    )
+    instead = "--first-stage-layers, --last-stage-layers, --embedding-weight 1 or --head-weight 1 cut them otherwise"
+    if chunks == 1 and not weights and to_be_evened(layers, layout.pp):
+        first, last = evened_ends(layers, layout.pp)
+        instead = f"--first-stage-layers {first} --last-stage-layers {last} leave the others as many each"
+    return f"{stages} does not divide num_hidden_layers={layers}{with_ends} (megatron): {instead}"
 
 
 EQUAL_STAGES = Rule(
-    "pp does not divide num_hidden_layers (megatron): predict cuts them otherwise by --first-stage-layers, "
-    "--last-stage-layers, --embedding-weight or --head-weight, which a plan does not try",
+    "pp does not divide num_hidden_layers, and too few are left for the first and the last stage to even it out "
+    "(megatron): predict cuts them otherwise by --first-stage-layers, --last-stage-layers, --embedding-weight or "
+    "--head-weight",
     _uneven,
     _say_uneven,
 )
@@ -366,6 +371,7 @@ MEGATRON = Engine(
     recompute_modules=tuple(MODULES),
     dispatchers=("alltoall", "flex"),  # --moe-token-dispatcher-type; flex's backends are DeepEP, and for fp8 NCCL EP
     drops_tokens=True,  # --moe-expert-capacity-factor, --moe-pad-expert-input-to-capacity
+    evens_ends=True,
     sets_stages=True,  # --decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers
     end_weights=(0, 0),  # --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split
     lacks_mtp="",

@@ -14,7 +14,7 @@ from nanum.cluster import Cluster, Link, Measured, Quantity
 from nanum.cluster.measured import Exchange
 from nanum.collectives import node_steps, ring_steps, wire_bytes
 from nanum.measure import machine, nccl_tests
-from nanum.measure.write import text
+from nanum.measure.write import has_comments, text
 from nanum.processes import Progress
 
 
@@ -90,9 +90,14 @@ def _told(link: Link, by: Exchange, rate: float, hop_seconds: float) -> Link:
     )
 
 
-def save(cluster: Cluster, file: Path, *, force: bool) -> None:
-    """Write the cluster file, whole or not at all. Raises Refused where it cannot be written."""
+def save(cluster: Cluster, file: Path, *, force: bool) -> bool:
+    """Write the cluster file, whole or not at all: did the one that it replaces have comments, which are not kept?
+
+    Raises Refused where it cannot be written.
+    """
+    commented = force and file.is_file() and has_comments(file.read_bytes().decode(errors="replace"))
     files.write_whole(file, text(cluster), force=force)
+    return commented
 
 
 def summary(cluster: Cluster) -> dict[str, Any]:

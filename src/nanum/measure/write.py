@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,15 @@ def text(cluster: Cluster) -> str:
         *_measured(cluster.measured),
     ]
     return "\n".join(lines) + "\n"
+
+
+STRINGS = re.compile(r'"""(?:\\.|[^\\])*?"""|' r"'''.*?'''|" r'"(?:\\.|[^"\\\n])*"|' r"'[^'\n]*'", re.DOTALL)
+"""Of TOML: between three or one of either quote, where a backslash counts in double ones alone."""
+
+
+def has_comments(toml: str) -> bool:
+    """Does a TOML file have comments, which `text` knows nothing of? A # in a string is none."""
+    return "#" in STRINGS.sub("", toml)
 
 
 def _chip(chip: Chip) -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from nanum.report.layouts import layout_words
 from nanum.report.numbers import duration, percent
 from nanum.report.tables import Document, Row, print_list, print_table, say, title
-from nanum.report.terminal import layout_words
 
 COEFFICIENTS = ("coefficient", "before", "now", "", "unsure\nbefore", "now")
 BEST = ("", "was", "layout", "step\nbefore", "now")

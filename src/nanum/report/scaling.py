@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from nanum.report.layouts import layout_words
 from nanum.report.numbers import LESS_THAN_A_SHARE, duration, fraction, gib, percent, span, whole
 from nanum.report.tables import Document, Row, print_list, print_table, say, title
-from nanum.report.terminal import layout_words, print_head
+from nanum.report.terminal import print_head
 
 SPEEDUPS = ("effi-\nciency", "over the\nfirst", "effi-\nciency")
 PARTS = ("", "time", "of s")

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nanum.report.flags import AXES, PLACED, flags_of, says
+from nanum.report.flags import flags_of
+from nanum.report.layouts import layout_words, print_ranking
 from nanum.report.numbers import LESS_THAN_A_SHARE, duration, fraction, gib, gigabytes, percent, ranges, whole
-from nanum.report.of_experts import dispatch_words, routing_flags
+from nanum.report.of_experts import routing_flags
 from nanum.report.tables import Document, Row, print_list, print_table, say, title
 from nanum.units import (
     format_bytes,
@@ -21,7 +22,6 @@ from nanum.units import (
     format_seconds,
 )
 
-RANKING = ("", "layout", "step", "tokens/s\na GPU", "MFU", "GiB", "bubble")
 MEMORY = ("stage", "params", "grads", "optimizer\nstates", "activations", "buffers", "peak\nallocated")
 COMMUNICATION = ("what", "calls", "payload\nGB", "wire\nGB", "time", "exposed")
 CATEGORIES = ("params", "grads", "optimizer_states", "activations", "buffers")
@@ -61,7 +61,7 @@ def print_plan(
         f"{whole(count['ranked'])} ranked.",
     )
     if best:
-        _ranking(best, console)
+        print_ranking(document["shortlist"], console)
     else:
         say(
             console,
@@ -94,49 +94,6 @@ def _least(least: Document | None, console: Console, asked: str) -> None:
     say(console, f"The least that any needs is {over}:")
     say(console, f"  {layout_words(least['layout'])}", "bold")
     say(console, f"  nanum predict {asked} {flags_of(least)}", "dim")
-
-
-def _placed_words(layout: Document) -> str:
-    """How layers are cut into stages, where it was said."""
-    said = ((name, layout.get(name)) for name in PLACED)
-    return ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in said if n is not None and says(name, n))
-
-
-def layout_words(layout: Document) -> str:
-    """A layout in one line: the axes that divide, then what is done about memory."""
-    flat = {**layout, **layout.get("structure", {})}
-    sizes = [f"{axis} {flat[axis]}" for axis in AXES if flat.get(axis, 1) != 1] or ["one GPU"]
-    others = []
-    if (zero := flat.get("zero")) is not None:
-        kept = zero == 3 and flat.get("reshard") is False
-        twice = ", weights sharded twice (hpZ)" if flat.get("hpz") else ""
-        others.append(f"ZeRO-{zero}{', weights kept gathered' if kept else ''}{twice}" if zero else "no ZeRO")
-    if flat.get("tensor") == "sequence" or flat.get("sp") is True:
-        others.append("sequence parallel")
-    if flat.get("cp", 1) != 1 and "cp_kind" in flat:
-        others.append(f"{flat['cp_kind']} context parallel")
-    others += dispatch_words(flat)
-    if flat.get("pp", 1) != 1 and "schedule" in flat:
-        chunks = flat.get("virtual_stages", 1)
-        others.append(f"{flat['schedule']}{f', {chunks} stages a rank' if chunks > 1 else ''}")
-        others += [words] if (words := _placed_words(flat)) else []
-    if "recompute" in flat:
-        some = f" of {layers} layers a stage" if (layers := flat.get("recompute_layers")) else ""
-        some += f" of each {n}th layer" if (n := flat.get("recompute_every", 1)) > 1 else ""
-        some += f" of {n} layers at once" if (n := flat.get("recompute_chunk", 1)) > 1 else ""
-        others.append(f"recompute {flat.get('recompute_modules') or flat['recompute']}{some}")
-    if "micro_batch_size" in flat:
-        others.append(f"micro-batch {flat['micro_batch_size']}")
-    if (loss := flat.get("loss", "full")) != "full":
-        others.append(f"loss in {flat['loss_chunks']} chunks" if loss == "chunked" else f"{loss} loss")
-    if flat.get("fp8_gather"):
-        others.append("weights gathered in fp8")
-    if (offload := flat.get("offload", "none")) != "none":
-        part = f"{percent(flat['offload_fraction'])} of the " if flat["offload_fraction"] != 1 else ""
-        others.append(f"{part}{offload.replace('+', ' and ')} offloaded")
-    if flat.get("compile"):
-        others.append("compiled")
-    return " · ".join(sizes + others)
 
 
 def _job_words(job: Document, model: Document) -> str:
@@ -356,25 +313,6 @@ def _assumption(one: Document) -> str:
         return what
     seen = f" ({_quantity(one['low'], unit)} to {_quantity(one['high'], unit)})" if "low" in one else ""
     return f"{what}: {_quantity(one['value'], unit)}{seen}"
-
-
-def _ranking(best: Sequence[Document], console: Console) -> None:
-    rows = []
-    several = len({one["engine"]["name"] for one in best}) > 1
-    for place, one in enumerate(best, start=1):
-        time, throughput = one["time"], one["throughput"]
-        rows.append(
-            (
-                str(place),
-                (one["engine"]["name"] + ": " if several else "") + layout_words(one["layout"]),
-                duration(time["step_seconds"]),
-                whole(throughput["tokens_per_second_per_gpu"]),
-                percent(throughput["mfu"]),
-                gib(one["memory"]["worst"]["device_bytes"]),
-                percent(time["bubble_fraction"]),
-            )
-        )
-    print_table(console, RANKING, rows, words=2)
 
 
 def _value(value: Any) -> str:

@@ -140,7 +140,7 @@ class Sweep:
 
     def _best(self, job: Job, cluster: Cluster, form: Form) -> Prediction | Rejected:
         try:
-            found = plan(self.model, job, cluster, engine=self.engine.name, top=1)
+            found = plan(self.model, job, cluster, engine=self.engine.name, top=1, fold=False)
         except Refused as refused:  # a batch of the weak form may be too large to count
             return Rejected(cluster.gpus, form, refused.reasons)
         if found.best:

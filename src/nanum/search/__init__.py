@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from nanum import engines
@@ -20,7 +20,9 @@ from nanum.prediction.document import layout_document, question_document, summar
 from nanum.rules import OF_JOB, broken
 from nanum.search.candidates import candidates
 from nanum.search.explain import explain
-from nanum.search.rank import Candidate, Question, Ranked, TooLarge, closest, fastest, read, table
+from nanum.search.near import nearest_that_fits
+from nanum.search.rank import Candidate, Question, Ranked, TooLarge, fastest, read, table
+from nanum.search.shortlist import Listed, needed_seconds, shortlist
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Plan:
     candidates: tuple[tuple[Engine, Candidate], ...]
     read: tuple[tuple[Engine, Ranked], ...]
     top: int
+    fold: bool
     seconds: float
 
     def frame(self) -> Any:
@@ -46,7 +49,8 @@ class Plan:
             import polars
         except ImportError:
             raise Refused(["a data frame needs polars: pip install 'nanum[frames]'"]) from None
-        rows = [row for engine, ranked in self.read for row in table(engine.name, ranked)]
+        q = self.questions[0]
+        rows = [row for engine, ranked in self.read for row in table(engine.name, q.model, ranked)]
         return polars.DataFrame(rows).sort("step_seconds_bound") if rows else polars.DataFrame()
 
     @cached_property
@@ -57,20 +61,20 @@ class Plan:
             Prediction(q.model, q.job, q.cluster, consistent(c.layout), e) for e, c in self.candidates[: self.top]
         )
 
+    @cached_property
+    def shortlist(self) -> tuple[Listed, ...]:
+        """The fastest layouts of which none is a near tie of a faster one, each with those that are its near ties."""
+        return shortlist(self.candidates, self.top, fold=self.fold)
+
     @property
     def explanations(self) -> list[str]:
-        """Why the first beats the fastest of the next kinds, in a line each."""
-        return explain(self.candidates)
+        """Why the first beats the fastest of the next kinds, in a line each; what is folded is no kind."""
+        folded = {id(c) for one in self.shortlist for _, c in one.near_ties}
+        return explain([(e, c) for e, c in self.candidates if id(c) not in folded])
 
     def to_dict(self, *, in_full: bool = True) -> dict[str, Any]:
-        """The plan as one document. Unless `in_full`, the first is without its ledger, and of the others there are only
-        summaries.
-        """
-        if in_full:
-            best = [p.to_dict() for p in self.best]
-        else:
-            best = [p.to_dict(communication=False) for p in self.best[:1]]
-            best += [summary(p, c) for p, (_, c) in list(zip(self.best, self.candidates, strict=False))[1:]]
+        """The plan as one document. Unless `in_full`, `best` is the first alone, without its ledger."""
+        best = [p.to_dict(communication=in_full) for p in (self.best if in_full else self.best[:1])]
         rejected = [{"why": why, "count": n} for why, n in sorted(self.impossible.items(), key=lambda kv: -kv[1])]
         if self.too_large.count:
             rejected.append({"why": "more memory than the device has", "count": self.too_large.count})
@@ -81,11 +85,22 @@ class Plan:
             },
             "seconds": self.seconds,
             "best": best,
+            "shortlist": [self._listed(one) for one in self.shortlist],
             "rejected": rejected,
             "explanations": self.explanations,
             "question": self._question(),
             "least": self._least(),
         }  # fmt: skip
+
+    def _listed(self, one: Listed) -> dict[str, Any]:
+        """A layout of the shortlist in short, with its near ties."""
+        q = self.questions[0]
+
+        def short(place: int, c: Candidate) -> dict[str, Any]:
+            p = Prediction(q.model, q.job, q.cluster, consistent(c.layout), one.engine)
+            return {"place": place, **summary(p, c)}
+
+        return {**short(one.place, one.candidate), "near_ties": [short(*tie) for tie in one.near_ties]}
 
     def _question(self) -> dict[str, Any]:
         """What was asked, in predict's words; of several engines each is named."""
@@ -116,12 +131,13 @@ def plan(
     engine: str = "torchtitan",
     top: int = 10,
     progress: Callable[[int, int], None] | None = None,
+    fold: bool = True,
 ) -> Plan:
     """Enumerate every layout over the whole cluster, refuse the impossible, drop what does not fit, rank the rest by
     exact step time.
 
-    `engine` may be "any": the layouts of torchtitan and megatron are then ranked together. Raises Refused where no
-    layout could be asked for.
+    `engine` may be "any": the layouts of torchtitan and megatron are then ranked together. Unless `fold`, near ties
+    stand for themselves in the shortlist. Raises Refused where no layout could be asked for.
     """
     begin = time.perf_counter()
     if top < 1:
@@ -147,7 +163,8 @@ def plan(
         for reason, n in tried.impossible.items():
             impossible[reason] = impossible.get(reason, 0) + n
         everything += [(question.engine, r) for r in rows]
-        found += [(question.engine, c) for c in fastest(question, rows, top)]
+        needed = partial(needed_seconds, question.engine, top=top, fold=fold)
+        found += [(question.engine, c) for c in fastest(question, rows, needed)]
     found.sort(key=lambda ec: (ec[1].step_seconds, ec[1].device_bytes))
     return Plan(
         questions=questions,
@@ -159,18 +176,19 @@ def plan(
         candidates=tuple(found),
         read=tuple(everything),
         top=top,
+        fold=fold,
         seconds=time.perf_counter() - begin,
     )
 
 
-def nearest(prediction: Prediction) -> Prediction | None:
+def nearest(prediction: Prediction, progress: Callable[[int, int], None] | None = None) -> Prediction | None:
     """Of the layouts that fit, the one that changes least of a layout that does not; of equally near ones the fastest
     by its bound.
     """
     p = prediction
     question = Question(p.model, p.job, p.cluster, p.engine)
-    ranked, _ = read(question, candidates(p.model, p.job, p.cluster, p.engine, p.layout.structure).groups)
-    best = closest(p.layout, ranked)
+    tried = candidates(p.model, p.job, p.cluster, p.engine, p.layout.structure)
+    best = nearest_that_fits(question, p.layout, tried.groups, progress)
     return None if best is None else Prediction(p.model, p.job, p.cluster, consistent(best), p.engine)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
+from nanum.engines.evened import to_be_evened
 from nanum.job import Job
 from nanum.layout import Layout, Recompute, Schedule, Structure, TensorParallel
 from nanum.model import Experts, Model
@@ -62,14 +63,15 @@ def splits(gpus: int) -> np.ndarray:
 
 
 UNDIVIDED: dict[str, Any] = {
-    "first_stage_layers": 0, "last_stage_layers": 0, "embedding_weight": None, "head_weight": None,
+    "first_stage_layers": 0, "last_stage_layers": 0, "embedding_weight": None, "head_weight": None, "evens_ends": False,
 }  # fmt: skip
 """What is not said of a pipeline that is none."""
 
 
-def structures(engine: Engine, like: Structure, *, experts: bool = False) -> list[Structure]:
+def structures(engine: Engine, like: Structure, *, experts: bool = False, evened: bool = False) -> list[Structure]:
     """Every structure of the ways that the engine has, with the kernels of `like`. With one stage a schedule is none,
-    with tp = 1 there is nothing to split, and cp is 1 in all; `experts` that are spread have a mesh of their own.
+    with tp = 1 there is nothing to split, and cp is 1 in all; `experts` that are spread have a mesh of their own, and
+    `evened` are pipelines whose ends make up for layers that do not divide.
     """
     tensors: tuple[TensorParallel, ...] = ("none", "tensor", "sequence")
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -92,13 +94,14 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False) -> lis
             hpz=False,
             dispatcher=like.dispatcher if own else "alltoall",
             dispatch_dtype=like.dispatch_dtype if own else "bf16",
-            **({} if pipelined else UNDIVIDED),
+            **({"evens_ends": evens} if pipelined else UNDIVIDED),
         )
         for own, zero, tensor, recompute, pipelined in product(
             (False, True) if experts else (False,), engine.searched_zero_stages, tensors, recomputes, (False, True)
         )
         for reshard in ((True, False) if zero == 3 else (True,))
         for schedule in SCHEDULES[pipelined]
+        for evens in ((False, True) if evened and pipelined else (False,))
     ]
 
 
@@ -119,8 +122,11 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
         table = np.concatenate([np.repeat(table, len(tried), 0), np.tile(tried, len(table))[:, None]], axis=1)
     tp, pp, ep = table[:, 2], table[:, 3], table[:, 5]
     rules = [rule for rule in (*GENERAL, *engine.refuses) if rule is not WORLD]
-    for structure in structures(engine, like or Structure(), experts=bool(ep.max() > 1)):
+    like = like or Structure()
+    evened = _evened(model, engine, like, pp)
+    for structure in structures(engine, like, experts=bool(ep.max() > 1), evened=bool(evened.any())):
         here = ((tp > 1) == (structure.tensor != "none")) & ((pp > 1) == structure.pipelined)
+        here &= evened == structure.evens_ends
         here &= (ep > 1) == structure.own_experts
         rows = table[here]
         if not len(rows):
@@ -136,6 +142,14 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
         if possible.any():
             found.groups.append(group.at(possible))
     return _once(found, engine, job)
+
+
+def _evened(model: Model, engine: Engine, like: Structure, pp: np.ndarray) -> np.ndarray:
+    """Which pipelines have ends that make up for layers that do not divide: none, where it is said how they are cut."""
+    if not engine.evens_ends or like.sets_stages or like.weighs_ends or model.encoder_layers:
+        return np.zeros(pp.shape, bool)
+    evened: np.ndarray = to_be_evened(model.num_hidden_layers, pp)
+    return evened
 
 
 def _once(found: Candidates, engine: Engine, job: Job) -> Candidates:

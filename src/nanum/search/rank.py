@@ -1,7 +1,7 @@
 """Read memory and time of many layouts at once, and find the fastest that fit.
 
 All are ranked by a bound below their exact time; exact times are then worked out for the most promising, until no bound
-that is left could beat the slowest of the layouts asked for.
+that is left could beat the slowest of those that are needed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from nanum.cluster import Cluster
 from nanum.division.parts import BODY_FIELDS, Bodies, Parts, body_space, emit_parts
 from nanum.division.stages import Staged, place_stages
 from nanum.engines.engine import Engine
+from nanum.engines.evened import saying_ends
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
@@ -141,7 +142,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
     modes: dict[str, Parts] = {parts.structure.recompute: parts}
     shared = Shared(Cost(question.cluster, distinct_layout), Once())
     memory_known, groups_known, time_known = Once[Use](), Once[Groups](), Once[Totals]()
-    placed: dict[tuple[bytes, bytes], tuple[Staged, Cost]] = {}
+    placed: dict[tuple[bytes, bytes, bool], tuple[Staged, Cost]] = {}
     steps: dict[tuple[Any, ...], Any] = {}
     start = 0
     for group, (entries, stage) in zip(found, expanded, strict=True):
@@ -152,7 +153,7 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         bodies = Bodies(modes[mode], distinct_layout, at[start:stop])
         start = stop
         structure = group.layout.structure
-        here = bodies.at.tobytes(), entries.pp.tobytes()  # type: ignore[union-attr]
+        here = bodies.at.tobytes(), entries.pp.tobytes(), structure.evens_ends  # type: ignore[union-attr]
         if here not in placed:
             staged = place_stages(question.model, question.job, entries, question.engine, stage, bodies)
             placed[here] = staged, Cost(question.cluster, staged.layout)
@@ -181,33 +182,39 @@ def _read_sharing(question: Question, found: list[Group]) -> Iterable[tuple[Rank
         of_layout = bodies.at[np.cumsum(pp) - pp]  # type: ignore[index]
         yield (
             Ranked(group.at(fits), at_device[fits], seconds[fits], shared, replace(bodies, at=of_layout[fits])),
-            _too_large(group, at_device, ~fits),
+            _too_large(question, group, at_device, ~fits),
         )
 
 
-def _too_large(group: Group, device_bytes: np.ndarray, large: np.ndarray) -> TooLarge:
+def _too_large(question: Question, group: Group, device_bytes: np.ndarray, large: np.ndarray) -> TooLarge:
     if not large.any():
         return TooLarge()
     least = int(np.where(large, device_bytes, np.iinfo(np.int64).max).argmin())
-    return TooLarge(int(large.sum()), int(device_bytes[least]), one_of(group.layout, least))
+    return TooLarge(int(large.sum()), int(device_bytes[least]), one_of(group.layout, least, question.model))
 
 
-def one_of(layout: Layout, i: int) -> Layout:
-    """One of many layouts."""
+def one_of(layout: Layout, i: int, model: Model) -> Layout:
+    """One of many layouts, as it is said alone."""
     sizes: dict[str, Any] = {f: int(getattr(layout, f)[i]) for f in (*BODY_FIELDS, "pp")}
-    return Layout(**sizes, structure=layout.structure, rank_order=layout.rank_order)
+    one = Layout(**sizes, structure=layout.structure, rank_order=layout.rank_order)
+    return saying_ends(one, model.num_hidden_layers)
 
 
-def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidate]:
-    """The `top` fastest by exact time, and the fastest of each other set of axes that divide, for comparison."""
+def fastest(
+    question: Question, ranked: list[Ranked], needed_seconds: Callable[[list[Candidate]], float]
+) -> list[Candidate]:
+    """The fastest by exact time, and the fastest of each other set of axes that divide, for comparison.
+
+    `needed_seconds` says, of the candidates so far, up to which step all must be known.
+    """
     entries = [(float(b), i, j) for i, r in enumerate(ranked) for j, b in enumerate(r.bound_seconds)]
     entries.sort()
     done: dict[tuple[int, int], Candidate] = {}
     for chunk in range(0, len(entries), BATCH):
-        best = sorted(c.step_seconds for c in done.values())[:top]
-        if len(best) == top and entries[chunk][0] >= best[-1]:
+        needed = needed_seconds(_in_order(done.values()))
+        done |= _exact(question, ranked, [e for e in entries[chunk : chunk + BATCH] if e[0] <= needed])
+        if entries[chunk][0] > needed:
             break
-        done |= _exact(question, ranked, entries[chunk : chunk + BATCH])
     first_of_kind: dict[tuple[str, ...], tuple[float, int, int]] = {}
     for entry in entries:
         layout = ranked[entry[1]].group.at(np.array([entry[2]])).layout if len(first_of_kind) < 6 else None
@@ -218,7 +225,11 @@ def fastest(question: Question, ranked: list[Ranked], top: int) -> list[Candidat
             break
     rest = [e for e in first_of_kind.values() if (e[1], e[2]) not in done]
     done |= _exact(question, ranked, rest)
-    return sorted(done.values(), key=lambda c: (c.step_seconds, c.device_bytes))
+    return _in_order(done.values())
+
+
+def _in_order(found: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(found, key=lambda c: (c.step_seconds, c.device_bytes))
 
 
 def divided(layout: Layout) -> tuple[str, ...]:
@@ -252,16 +263,17 @@ def exact_times(question: Question, ranked: Ranked, rows: np.ndarray) -> list[Ca
         alike = np.flatnonzero((layout.pp == p) & (m == count))
         parts = cut(layout.structure.schedule, count, [time.at(begins[alike] + s) for s in range(p)], len(alike))
         for i, row in enumerate(alike):
-            one = one_of(layout, int(row))
+            one = one_of(layout, int(row), question.model)
             seconds = (parts.step, parts.compute, parts.exposed_communication, parts.bubble, parts.optimizer)
             found[row] = Candidate(one, int(device_bytes[row]), *(float(q[i]) for q in seconds))
     return [c for c in found if c is not None]
 
 
-def table(engine: str, ranked: Ranked) -> Iterator[dict[str, Any]]:
+def table(engine: str, model: Model, ranked: Ranked) -> Iterator[dict[str, Any]]:
     """The rows of a group, in the words of the command line's flags."""
     layout, s = ranked.group.layout, ranked.group.layout.structure
     for i in range(len(ranked.group)):
+        said = one_of(layout, i, model).structure if s.evens_ends else s
         yield {
             "engine": engine,
             **{f: int(getattr(layout, f)[i]) for f in (*BODY_FIELDS, "pp")},
@@ -269,28 +281,9 @@ def table(engine: str, ranked: Ranked) -> Iterator[dict[str, Any]]:
             "reshard": s.reshard,
             "sp": s.tensor == "sequence",
             "schedule": s.schedule,
+            "first_stage_layers": said.first_stage_layers,
+            "last_stage_layers": said.last_stage_layers,
             "recompute": s.recompute,
             "device_bytes": int(ranked.device_bytes[i]),
             "step_seconds_bound": float(ranked.bound_seconds[i]),
         }
-
-
-def closest(layout: Layout, ranked: Iterable[Ranked]) -> Layout | None:
-    """The layout that fits and differs least: in few of its sizes and switches, each size by few doublings."""
-    best: tuple[float, float, Layout] | None = None
-    for r in ranked:
-        if not len(r.group):
-            continue
-        there = r.group.layout
-        switches = sum(
-            getattr(there.structure, f) != getattr(layout.structure, f)
-            for f in ("zero", "recompute", "schedule", "reshard")
-        )
-        switches += (there.structure.tensor == "sequence") != (layout.structure.tensor == "sequence")
-        far = np.full(len(r.group), float(switches))
-        for f in (*BODY_FIELDS, "pp"):
-            far += np.abs(np.log2(getattr(there, f) / getattr(layout, f)))
-        i = min(range(len(far)), key=lambda j: (far[j], r.bound_seconds[j]))
-        if best is None or (far[i], r.bound_seconds[i]) < best[:2]:
-            best = float(far[i]), float(r.bound_seconds[i]), one_of(there, i)
-    return best[2] if best else None
