@@ -365,7 +365,7 @@ def test_the_command_answers_and_writes(nanum: Run, tmp_path: Path) -> None:
         (("--observed", "900000 s"), "another unit"),
         (("-o", "lab.toml"), "is for --observed"),
         (("--force",), "which is not said"),
-        (("--observed", "3s", "-o", "lab.json"), "must end in .toml"),
+        (("--observed", "3s", "-o", "lab.json"), "must be a name that ends in .toml"),
     ],
 )
 def test_what_cannot_be_observed_is_refused(
@@ -382,6 +382,19 @@ def test_what_cannot_be_observed_is_refused(
     assert (ended.value.code, said.out) == (2, "")
     assert why in said.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_may_have_any_name(nanum: Run, tmp_path: Path) -> None:
+    """Its folder's: no terminal's cursor moves, and the file that repeats it is read."""
+    folder, lab = tmp_path / "my\t\x1b[31mmodel", tmp_path / "lab.toml"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, '
+        '"intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 2048}'
+    )
+    done = nanum("predict", str(folder), "1x8xh100-sxm", "--observed", "5s", "-o", str(lab))
+    assert (done.returncode, "\x1b" in done.stdout) == (0, False)
+    assert load(str(lab)).in_a_step.observations[0].model == r"my\t\x1b[31mmodel"
 
 
 def test_all_reasons_at_once(nanum: Run) -> None:
