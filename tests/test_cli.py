@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from conftest import LLAMA, NODE, Run
 
+from nanum.report.flags import flags_of
+
 COMMANDS = ("plan", "predict", "scale", "verify", "validate", "lesson", "models", "clusters")
 
 
@@ -227,6 +229,26 @@ def test_the_command_that_a_plan_suggests_gives_its_first_layout(nanum: Run, tmp
     best = answer(nanum("plan", *asked, "--json"))["best"][0]
     assert answer(nanum(*words, "--json"))["layout"] == best["layout"]
     assert answer(nanum(*words, "--json"))["time"] == best["time"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mixtral-8x7b 4x8xh100-sxm --engine megatron --tp 2 --etp 1 --recompute full",
+        "mixtral-8x7b 4x8xh100-sxm --engine megatron --tp 4 --etp 2 --ep 8 --recompute moe_act,layernorm",
+        "mixtral-8x7b 4x8xh100-sxm --ep 8 --expert-imbalance 1.7 --recompute full",
+        "llama-3.1-8b 2x8xh100-sxm --cp 4 --cp-kind allgather --loss chunked --loss-chunks 4 --compile",
+        "llama-3.1-70b 2x8xh100-sxm --engine megatron --tp 8 --offload optimizer --offload-fraction 0.333333",
+        "llama-3.1-8b 2x8xh100-sxm --engine deepspeed --zero 3 --dp-replicate 2 --hpz",
+        "llama-3.1-8b 2x8xh100-sxm --tp 4 --rank-order pp,tp,dp_replicate,dp_shard,cp --train layers",
+    ],
+)
+def test_the_flags_of_a_layout_ask_for_it_again(nanum: Run, words: str) -> None:
+    model, cluster, *_ = words.split()
+    asked = json.loads(nanum("predict", *words.split(), "--json").stdout)
+    again = json.loads(nanum("predict", model, cluster, *flags_of(asked).split(), "--json").stdout)
+    for key in ("layout", "job", "memory", "time"):
+        assert again[key] == asked[key]
 
 
 def test_the_command_that_a_plan_suggests_says_a_file_that_looks_like_a_flag(tmp_path: Path) -> None:

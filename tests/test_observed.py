@@ -394,7 +394,7 @@ def test_a_model_may_have_any_name(nanum: Run, tmp_path: Path) -> None:
     )
     done = nanum("predict", str(folder), "1x8xh100-sxm", "--observed", "5s", "-o", str(lab))
     assert (done.returncode, "\x1b" in done.stdout) == (0, False)
-    assert load(str(lab)).in_a_step.observations[0].model == r"my\t\x1b[31mmodel"
+    assert load_cluster(str(lab)).in_a_step.observations[0].model == r"my\t\x1b[31mmodel"
 
 
 def test_all_reasons_at_once(nanum: Run) -> None:

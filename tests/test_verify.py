@@ -253,6 +253,7 @@ def test_one_run_from_the_command_line(nanum_process: Run) -> None:
         (["--ranks", "2", "--bucket-cap-mb", "-1"], ["--bucket-cap-mb -1"]),
         (["--quick", "--ranks", "1"], ["--quick is for --all"]),
         (["--all", "--ranks", "2"], ["--all runs a matrix of its own", "--ranks"]),
+        (["--all", "--quick", "--no-reshard", "--no-sp"], ["takes no --no-reshard, --no-sp"]),
         (["llama-3.1-405b", "--ranks", "8", "--zero", "3"], ["GiB are free here", "--layers"]),
         (["tiny-gpt", "--ranks", "2", "--pp", "2"], ["ties its embeddings", "two tables"]),
         (["--ranks", "1", "--vocab", "1"], ["--vocab 1"]),

@@ -214,11 +214,15 @@ def _amdahl_over_first(document: Document, first: Document, console: Console) ->
 
 
 def _trend(points: Sequence[Document], console: Console) -> None:
-    """What Karp and Flatt read off their fraction: serial work stays, overhead grows with the GPUs."""
+    """What Karp and Flatt read off their fraction: serial work stays, overhead grows with the GPUs. Nothing, where it
+    does not go one way.
+    """
     found = [point["serial_fraction"] for point in points if point["serial_fraction"] is not None]
     if len(found) < 2 or max(found) <= 0:
         return
     first, last = found[0], found[-1]
+    if found not in (sorted(found), sorted(found, reverse=True)):
+        return
     if last < 0.8 * first:
         why = "most of the loss is divided with the work, as what is exchanged in each micro-batch is"
         say(console, f"It falls from {fraction(first)} to {fraction(last)}: {why}.")
