@@ -78,6 +78,11 @@ def test_a_file_may_begin_with_the_mark_that_some_editors_write(nanum: Run, tmp_
     answer(nanum("predict", str(model), str(cluster), "--json"))
 
 
+def test_links_are_listed_to_the_digit(nanum: Run) -> None:
+    """Eight A100 of a p4d share 400 Gb/s."""
+    assert re.search(r"aws-p4d-64 .* 6\.25\b", nanum("clusters").stdout)
+
+
 def test_models_and_clusters_list_what_the_other_commands_take(nanum: Run) -> None:
     models = {model["name"]: model for model in answer(nanum("models", "--json"))["models"]}
     assert models["llama-3.1-70b"]["parameters"] == 70_553_706_496
