@@ -218,7 +218,10 @@ def test_layouts_lose_what_they_rest_on() -> None:
 
 def test_what_it_implies_is_the_plans_of_both_machines() -> None:
     found = slower()
-    best = implied(found)
+    told: list[float] = []
+    best = implied(found, lambda done, total: told.append(done / total))
+    assert told == sorted(told)  # one bar for both
+    assert 0.5 < told[-1] <= 1.0
     after = plan(load_model(MODEL), Job(4096, 64), found.cluster, "megatron", top=5)
     assert [place.after for place in best.places if place.after] == [1, 2, 3, 4, 5]
     assert sorted(place.before for place in best.places if place.before) == [1, 2, 3, 4, 5]

@@ -41,8 +41,15 @@ class Implied:
 def implied(c: Calibration, progress: Callable[[int, int], None] | None = None) -> Implied:
     """Plan the question on both machines."""
     p = c.before
+
+    def half(which: int) -> Callable[[int, int], None] | None:
+        return None if progress is None else lambda done, total: progress(which * total + done, 2 * total)
+
     try:
-        plans = [plan(p.model, p.job, cluster, p.engine.name, BEST, progress) for cluster in (p.cluster, c.cluster)]
+        plans = [
+            plan(p.model, p.job, cluster, p.engine.name, BEST, half(i))
+            for i, cluster in enumerate((p.cluster, c.cluster))
+        ]
     except Refused as refused:
         return Implied((), refused.reasons)
     firsts = [[consistent(found.layout) for _, found in each.candidates[:BEST]] for each in plans]

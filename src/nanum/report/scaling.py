@@ -315,7 +315,7 @@ def _left_out(document: Document) -> Iterator[str]:
         for form, several in list(forms.items())[: 1 if both else 2]:
             needs = [gib(each["device_bytes"]) for each in several if each["device_bytes"] is not None]
             sizes = f" ({', '.join(needs)} of {gib(document['capacity_bytes'])} GiB)" if needs else ""
-            yield f"{counts[form]} GPUs{'' if both else f', {form} form'}: {why}{sizes}"
+            yield f"{counts[form]} GPU{'s' * (counts[form] != '1')}{'' if both else f', {form} form'}: {why}{sizes}"
 
 
 def _small(error: float) -> str:
