@@ -78,6 +78,14 @@ def test_a_file_may_begin_with_the_mark_that_some_editors_write(nanum: Run, tmp_
     answer(nanum("predict", str(model), str(cluster), "--json"))
 
 
+@pytest.mark.parametrize("name", ["tiny-mixtral", "mixtral-8x7b", "gpt2"])
+def test_listed_counts_are_those_of_a_prediction(nanum: Run, name: str) -> None:
+    (listed,) = (model for model in json.loads(nanum("models", "--json").stdout)["models"] if model["name"] == name)
+    predicted = json.loads(nanum("predict", name, "1x1xh100-sxm", "--global-batch-size", "1", "--json").stdout)["model"]
+    for key in ("parameters", "active_parameters"):
+        assert listed[key] == predicted[key]
+
+
 def test_links_are_listed_to_the_digit(nanum: Run) -> None:
     """Eight A100 of a p4d share 400 Gb/s."""
     assert re.search(r"aws-p4d-64 .* 6\.25\b", nanum("clusters").stdout)
