@@ -78,6 +78,19 @@ def test_a_file_may_begin_with_the_mark_that_some_editors_write(nanum: Run, tmp_
     answer(nanum("predict", str(model), str(cluster), "--json"))
 
 
+@pytest.mark.parametrize("name", ["tiny-mixtral", "mixtral-8x7b", "gpt2"])
+def test_listed_counts_are_those_of_a_prediction(nanum: Run, name: str) -> None:
+    (listed,) = (model for model in json.loads(nanum("models", "--json").stdout)["models"] if model["name"] == name)
+    predicted = json.loads(nanum("predict", name, "1x1xh100-sxm", "--global-batch-size", "1", "--json").stdout)["model"]
+    for key in ("parameters", "active_parameters"):
+        assert listed[key] == predicted[key]
+
+
+def test_links_are_listed_to_the_digit(nanum: Run) -> None:
+    """Eight A100 of a p4d share 400 Gb/s."""
+    assert re.search(r"aws-p4d-64 .* 6\.25\b", nanum("clusters").stdout)
+
+
 def test_models_and_clusters_list_what_the_other_commands_take(nanum: Run) -> None:
     models = {model["name"]: model for model in answer(nanum("models", "--json"))["models"]}
     assert models["llama-3.1-70b"]["parameters"] == 70_553_706_496
@@ -250,6 +263,26 @@ def test_the_command_that_a_plan_suggests_gives_its_first_layout(nanum: Run, tmp
     best = answer(nanum("plan", *asked, "--json"))["best"][0]
     assert answer(nanum(*words, "--json"))["layout"] == best["layout"]
     assert answer(nanum(*words, "--json"))["time"] == best["time"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mixtral-8x7b 4x8xh100-sxm --engine megatron --tp 2 --etp 1 --recompute full",
+        "mixtral-8x7b 4x8xh100-sxm --engine megatron --tp 4 --etp 2 --ep 8 --recompute moe_act,layernorm",
+        "mixtral-8x7b 4x8xh100-sxm --ep 8 --expert-imbalance 1.7 --recompute full",
+        "llama-3.1-8b 2x8xh100-sxm --cp 4 --cp-kind allgather --loss chunked --loss-chunks 4 --compile",
+        "llama-3.1-70b 2x8xh100-sxm --engine megatron --tp 8 --offload optimizer --offload-fraction 0.333333",
+        "llama-3.1-8b 2x8xh100-sxm --engine deepspeed --zero 3 --dp-replicate 2 --hpz",
+        "llama-3.1-8b 2x8xh100-sxm --tp 4 --rank-order pp,tp,dp_replicate,dp_shard,cp --train layers",
+    ],
+)
+def test_the_flags_of_a_layout_ask_for_it_again(nanum: Run, words: str) -> None:
+    model, cluster, *_ = words.split()
+    asked = json.loads(nanum("predict", *words.split(), "--json").stdout)
+    again = json.loads(nanum("predict", model, cluster, *flags_of(asked).split(), "--json").stdout)
+    for key in ("layout", "job", "memory", "time"):
+        assert again[key] == asked[key]
 
 
 def test_the_command_that_a_plan_suggests_says_a_file_that_looks_like_a_flag(tmp_path: Path) -> None:

@@ -69,6 +69,12 @@ def test_every_key_has_its_row(nanum: Run, argv: list[str]) -> None:
     done = nanum(command, *words, "--json")
     assert done.returncode == 0, done.stderr
     printed = set(leaves(json.loads(done.stdout)))
+    if command == "predict":  # which says more of what does not fit
+        too_large = json.loads(
+            nanum("predict", "llama-3.1-8b", "1x8xh100-sxm", "--micro-batch-size", "8", "--json").stdout
+        )
+        assert not too_large["fits"]
+        printed |= set(leaves(too_large))
     part = f"{words[0]}." if command == "lesson" else ""
     rows = {row for row in documented(command) if row.startswith(part)}
     assert {leaf for leaf in printed if not any(covers(row, leaf) for row in rows)} == set()

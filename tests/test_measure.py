@@ -39,7 +39,9 @@ def test_every_reason_before_anything_is_measured(nanum: Run, tmp_path: Path) ->
     ("words", "said"),
     [
         ([], "-o FILE.toml is missing"),
-        (["-o", "cluster.json"], "must end in .toml"),
+        (["-o", "cluster.json"], "must be a name that ends in .toml"),
+        (["-o", ""], "-o '': must be a name"),
+        (["-o", f"{'a' * 201}.toml"], "longer than 200 characters"),
         (["-o", "/nowhere/at/all.toml"], "/nowhere/at"),
         (["-o", "a.toml", "--from-nccl-tests"], "which logs? Name their files"),
         (["-o", "a.toml", "--from-nccl-tests", "a.log"], "needs either --chip NAME or --cluster CLUSTER"),
@@ -92,6 +94,17 @@ def test_logs_become_a_file_that_predict_takes(nanum_process: Run, tmp_path: Pat
     assert shown.stdout.splitlines()[-2].split()[-2:] == ["215", "376"]  # GB/s, of the algorithm and of the bus
     assert "all_reduce_perf.log: 8 ranks on 1 node" in shown.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all_reduce_perf.log", "lab.toml"]
+
+
+def test_steps_that_were_observed_before_are_not_forgotten_in_silence(nanum: Run, tmp_path: Path) -> None:
+    from test_nccl_tests import log, row
+
+    (tmp_path / "all_reduce_perf.log").write_text(log(8, 8, [row(1024, 20.0), row(2**30, 5000.0)]))
+    lab, logs = str(tmp_path / "lab.toml"), str(tmp_path / "all_reduce_perf.log")
+    assert nanum("predict", "llama-3.1-8b", "1x8xh100-sxm", "--observed", "71s", "-o", lab).returncode == 0
+    done = nanum("measure", "--from-nccl-tests", logs, "--cluster", lab, "-o", lab, "--force")
+    assert done.returncode == 0
+    assert "warning: lab: what steps said of it" in done.stderr
 
 
 # What is measured for real.

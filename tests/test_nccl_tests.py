@@ -2,6 +2,8 @@
 
 # ruff: noqa: E501, W291 - lines as nccl-tests prints them
 
+from dataclasses import replace
+
 import pytest
 
 from nanum.account.cost import Cost
@@ -10,7 +12,7 @@ from nanum.cluster import load
 from nanum.collectives import wire_bytes
 from nanum.errors import Refused
 from nanum.layout import Layout
-from nanum.measure import from_nccl_tests, nccl_tests
+from nanum.measure import from_nccl_tests, nccl_tests, save
 from nanum.program import Collective
 
 # Printed by nccl-tests 2.13 and later.
@@ -186,10 +188,48 @@ def test_links_take_their_efficiency_from_the_logs(logs):
     assert inner.efficiency.value == pytest.approx(340 / 450, rel=0.01)
     assert inner.latency_seconds.value == pytest.approx(20e-6 / 14, rel=0.01)
     assert (inner.group_size, outer.group_size) == (8, 16)
-    # of 16 ranks' gather, each GPU of a node sends an eighth of what its node passes on
+    # a gather goes round one ring of all ranks: each GPU of a node sends an eighth of what leaves it, 15/16 of the whole
     assert outer.efficiency.value == pytest.approx(320 / 8 / 50, rel=0.02)
+    assert outer.latency_seconds.value == pytest.approx(60e-6 - 14 * inner.latency_seconds.value, rel=0.01)
     assert {link.efficiency.tag for link in (inner, outer)} == {"measured"}
     assert "all_reduce_perf.log: 8 ranks on 1 node, NVIDIA H100" in inner.efficiency.source
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize(("ranks", "per_node"), [(8, 8), (16, 8), (32, 4)])
+def test_by_its_links_the_model_takes_what_was_measured(kind, ranks, per_node, tmp_path):
+    """With nothing else of the exchanges: what was not measured goes by the links alone."""
+    base = load(f"{ranks // per_node}x{per_node}xh100-sxm")
+    plain = replace(base, **{tier: replace(getattr(base, tier), ramp=None) for tier in ("intra_node", "inter_node")})
+    payloads = (2**10, 2**33)
+    took = [1.7 * modelled(plain, kind, payload, 1, per_node, base.nodes, ranks) for payload in payloads]
+    rows = [row(payload, float(seconds) * 1e6) for payload, seconds in zip(payloads, took, strict=True)]
+    (tmp_path / f"{kind}_perf.log").write_text(log(ranks, per_node, rows))
+    told = from_nccl_tests([tmp_path / f"{kind}_perf.log"], plain, "lab", sized=True)
+    again = [modelled(told, kind, payload, 1, per_node, base.nodes, ranks) for payload in payloads]
+    assert again == pytest.approx(took, rel=0.02)
+
+
+def test_a_link_that_no_message_tells_stays_as_it_was(tmp_path):
+    """`all_reduce_perf` alone sends 32 MiB: all of its time is the link's bandwidth, and none its latency's."""
+    base = load("1x8xh100-sxm")
+    for rows, kept in (([row(2**25, 200.0)], "latency_seconds"), ([row(8, 136.0), row(16, 137.0)], "efficiency")):
+        (tmp_path / "all_reduce_perf.log").write_text(log(8, 8, rows))
+        told = from_nccl_tests([tmp_path / "all_reduce_perf.log"], base, "lab", sized=True).intra_node
+        changed = {
+            name for name in ("latency_seconds", "efficiency") if getattr(told, name) != getattr(base.intra_node, name)
+        }
+        assert changed == {"latency_seconds", "efficiency"} - {kept}
+
+
+def test_a_log_may_have_any_name(tmp_path):
+    """A cluster's file holds where its numbers are from, and is refused where that cannot be printed."""
+    names = [f"{'long ' * 40}{i} \t\x1b[31m all_reduce_perf.log" for i in range(9)]
+    for name in names:
+        (tmp_path / name).write_text(log(8, 8, [row(1024, 20.0), row(2**30, 5000.0)]))
+    told = from_nccl_tests(sorted(tmp_path.iterdir()), load("1x8xh100-sxm"), "lab", sized=True)
+    save(told, tmp_path / "lab.toml", force=False)
+    assert load(str(tmp_path / "lab.toml")).measured.exchanges == told.measured.exchanges
 
 
 def test_a_base_with_sizes_keeps_them(logs):

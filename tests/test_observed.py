@@ -218,7 +218,10 @@ def test_layouts_lose_what_they_rest_on() -> None:
 
 def test_what_it_implies_is_the_plans_of_both_machines() -> None:
     found = slower()
-    best = implied(found)
+    told: list[float] = []
+    best = implied(found, lambda done, total: told.append(done / total))
+    assert told == sorted(told)  # one bar for both
+    assert 0.5 < told[-1] <= 1.0
     after = plan(load_model(MODEL), Job(4096, 64), found.cluster, "megatron", top=5)
     assert [place.after for place in best.places if place.after] == [1, 2, 3, 4, 5]
     assert sorted(place.before for place in best.places if place.before) == [1, 2, 3, 4, 5]
@@ -388,7 +391,7 @@ def test_comments_are_told_from_strings(toml: str, there: bool) -> None:
         (("--observed", "900000 s"), "another unit"),
         (("-o", "lab.toml"), "is for --observed"),
         (("--force",), "which is not said"),
-        (("--observed", "3s", "-o", "lab.json"), "must end in .toml"),
+        (("--observed", "3s", "-o", "lab.json"), "must be a name that ends in .toml"),
     ],
 )
 def test_what_cannot_be_observed_is_refused(
@@ -405,6 +408,19 @@ def test_what_cannot_be_observed_is_refused(
     assert (ended.value.code, said.out) == (2, "")
     assert why in said.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_may_have_any_name(nanum: Run, tmp_path: Path) -> None:
+    """Its folder's: no terminal's cursor moves, and the file that repeats it is read."""
+    folder, lab = tmp_path / "my\t\x1b[31mmodel", tmp_path / "lab.toml"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, '
+        '"intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 2048}'
+    )
+    done = nanum("predict", str(folder), "1x8xh100-sxm", "--observed", "5s", "-o", str(lab))
+    assert (done.returncode, "\x1b" in done.stdout) == (0, False)
+    assert load_cluster(str(lab)).in_a_step.observations[0].model == r"my\t\x1b[31mmodel"
 
 
 def test_all_reasons_at_once(nanum: Run) -> None:

@@ -128,6 +128,8 @@ def test_layout_words_name_what_divides_and_what_saves_memory() -> None:
     )
     assert layout_words({"cp": 4, "cp_kind": "ulysses", "zero": 3}) == "cp 4 · ZeRO-3 · ulysses context parallel"
     assert layout_words({"dp_shard": 1, "zero": 0}) == "one GPU · no ZeRO"
+    assert layout_words({"dp_shard": 4, "tp": 2, "etp": 1}) == "dp_shard 4 · tp 2 · etp 1"
+    assert layout_words({"dp_shard": 4, "tp": 2, "etp": 2}) == "dp_shard 4 · tp 2"
 
 
 def test_zero_among_one_rank_shards_nothing_and_is_called_so() -> None:

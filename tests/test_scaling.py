@@ -20,7 +20,7 @@ from nanum.errors import Refused
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import load as load_model
-from nanum.report.scaling import print_scaling
+from nanum.report.scaling import _trend, print_scaling
 from nanum.scaling import Cut, Scaling, Uncut, scale
 from nanum.scaling.cuts import faster
 from nanum.scaling.laws import amdahl_speedup, fit_amdahl
@@ -210,6 +210,32 @@ def test_a_pipelines_cuts(pipeline: Scaling) -> None:
     assert {cut.name: cut.why for cut in pipeline.cuts if isinstance(cut, Uncut)}["optimizer"] == "ZeRO-1 shards it"
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"), [("megatron", "and less to exchange"), ("torchtitan", "as much to exchange")]
+)
+def test_what_fp8_exchanges(engine: str, said: str) -> None:
+    """Beside split sequences Megatron gathers activations in a byte, torchtitan in two."""
+    layout = Layout(tp=8, structure=Structure(tensor="sequence"))
+    asked = load_model("llama-3.1-8b"), Job(8192, 64), NODE, layout
+    scaled = scale(*asked, engine, gpus=[8])
+    assert _cuts(scaled)["fp8"].what.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("fractions", "said"),
+    [
+        ([0.004, 0.003, 0.001], "It falls from 0.0040 to 0.0010"),
+        ([None, 0.001, 0.002, 0.004], "It grows from 0.0010 to 0.0040"),
+        ([-0.0006, 0.0009, 0.0005, 0.0003], ""),  # grows, and then falls: neither is said
+    ],
+)
+def test_a_trend_is_told_where_there_is_one(fractions: list[float | None], said: str) -> None:
+    console = Console(record=True, width=200, file=io.StringIO())
+    _trend([{"serial_fraction": fraction} for fraction in fractions], console)
+    told = console.export_text()
+    assert told.startswith(said) if said else told == ""
+
+
 def test_gradients_in_half_their_bytes(pipeline: Scaling) -> None:
     """Megatron reduces fp32: half the bytes are what links of twice the speed take as long for, but of gradients."""
     cuts = _cuts(pipeline)
@@ -344,7 +370,8 @@ def test_no_count_that_fits_is_bad_news(nanum_process: Run) -> None:
             ["--gpus", "0,x", "--tp", "5"],
             ["--gpus '0' must be at least 1", "--gpus 'x' is not a whole number", "tp=5 does not divide"],
         ),
-        (["--best", "--tp", "2", "--no-sp"], ["--best seeks a layout for each count of GPUs: leave out --tp, --sp"]),
+        (["--best", "--tp", "2", "--no-sp"], ["--best seeks a layout for each count of GPUs: leave out --tp, --no-sp"]),
+        (["--engine", "any"], ["--engine any is for plan, which compares engines: name one"]),
         (["--dp-replicate", "4", "--dp-shard", "4"], ["dp_replicate·dp_shard = 16, but the cluster has 8 GPUs"]),
         (["--gpus", "12,20"], ["on 12, 20 GPUs: the GPUs are not whole nodes of 8"]),
         (["--tp", "16"], ["tp 16 ranks do not divide the GPUs", "tp=16 does not divide num_attention_heads=12"]),

@@ -37,15 +37,19 @@ QUICK = [ask.name for ask in MATRIX if ask.quick]
 Answers = dict[str, dict[str, Any]]
 
 
-def quiet(done: int, total: int, what: str = "", /) -> None:
-    pass
+TOLD: list[tuple[float, str]] = []
+"""What the dozen's ranks said of how far they are."""
+
+
+def tell(done: int, total: int, what: str = "", /) -> None:
+    TOLD.append((done / total, what))
 
 
 @pytest.fixture(scope="session")
 def answers() -> Answers:
     """What the ranks of the dozen counted, by the layout's name."""
     asked = cases(quick=True)
-    found = processes.run("nanum.live.worker", [], quiet, question=questions(asked))
+    found = processes.run("nanum.live.worker", [], tell, question=questions(asked))
     return {case.name: answer for case, answer in zip(asked, found["answers"], strict=True)}
 
 
@@ -65,6 +69,14 @@ def test_a_real_run_is_as_predicted(answers: Answers, name: str) -> None:
     assert all(row.ok for row in found.rows)
     exact = ("params", "grads", "optimizer_states", "saved")
     assert all(each.predicted == each.counted for each in found.held if each.category in exact)
+
+
+def test_ranks_say_how_far_they_are(answers: Answers) -> None:
+    """Between two layouts too, and never back."""
+    shares = [share for share, _ in TOLD]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert all(len([what for _, what in TOLD if what == name]) > 4 for name in answers)
 
 
 def test_the_dozen_has_every_way() -> None:
@@ -253,6 +265,7 @@ def test_one_run_from_the_command_line(nanum_process: Run) -> None:
         (["--ranks", "2", "--bucket-cap-mb", "-1"], ["--bucket-cap-mb -1"]),
         (["--quick", "--ranks", "1"], ["--quick is for --all"]),
         (["--all", "--ranks", "2"], ["--all runs a matrix of its own", "--ranks"]),
+        (["--all", "--quick", "--no-reshard", "--no-sp"], ["takes no --no-reshard, --no-sp"]),
         (["llama-3.1-405b", "--ranks", "8", "--zero", "3"], ["GiB are free here", "--layers"]),
         (["tiny-gpt", "--ranks", "2", "--pp", "2"], ["ties its embeddings", "two tables"]),
         (["--ranks", "1", "--vocab", "1"], ["--vocab 1"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LONGEST_WORD = 80  # characters of a user's word that a reason repeats
+LONGEST_NAME = 200  # characters of what a file names: a cluster, a chip, a model
 
 
 class Refused(ValueError):
@@ -22,6 +23,11 @@ class Refused(ValueError):
 
 class RunFailed(RuntimeError):
     """A run that was started and did not end well; its text says how, to a person. No bug of nanum's: bad news."""
+
+
+def printable(word: str) -> str:
+    """A user's word on one line: he may have written what would break it, or move a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in word)
 
 
 def cut_short(word: str, longest: int = LONGEST_WORD) -> str:

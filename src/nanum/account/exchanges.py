@@ -42,7 +42,7 @@ def modelled(
     Raises:
         ValueError: the kind is unknown.
     """
-    within, between = wire_bytes(kind, payload, size), leaving(kind, payload, members, nodes, size)
+    within, between = wire_bytes(kind, payload, size), _leaving(kind, payload, members, nodes, size)
     hops_between = node_steps(kind, nodes)
     hops_within = ring_steps(kind, size) - ring_steps(kind, nodes)
     if kind == "all_to_all":
@@ -59,7 +59,7 @@ def modelled(
     return _seconds(cluster, calls, (hops_within, hops_between), (within, between))
 
 
-def leaving(kind: str, payload: Quantity, members: Quantity, nodes: Quantity, size: Quantity) -> Quantity:
+def _leaving(kind: str, payload: Quantity, members: Quantity, nodes: Quantity, size: Quantity) -> Quantity:
     """Bytes that leave a node by the link of each of its `members` ranks, around a ring of all; none of one node."""
     if kind == "all_to_all":
         return payload * (size - members) / size
@@ -69,12 +69,6 @@ def leaving(kind: str, payload: Quantity, members: Quantity, nodes: Quantity, si
 def _of_tree(payload: Quantity, members: Quantity, nodes: Quantity) -> Quantity:
     """Bytes that a ring would send in the time of a tree, of an all-reduce."""
     return wire_bytes("all_reduce", payload, nodes) / members / TREE
-
-
-def busy(kind: str, payload: Quantity, members: Quantity, nodes: Quantity, size: Quantity) -> Quantity:
-    """Bytes that take a rank's link between nodes as long as a large exchange is: what `modelled` has between nodes."""
-    ring = leaving(kind, payload, members, nodes, size)
-    return np.minimum(ring, _of_tree(payload, members, nodes)) if kind == "all_reduce" else ring
 
 
 def _seconds(

@@ -150,7 +150,7 @@ def calibrate(p: Prediction, seconds: float) -> Calibration:
     held = belief(known, p.cluster.in_a_step)
     step = float(p.parts.step[0])
     if not 1 / BEYOND <= seconds / step <= BEYOND:
-        times = f"{seconds / step:,.0f} times" if seconds > step else f"a {step / seconds:,.0f}th of"
+        times = f"{seconds / step:,.0f} times" if seconds > step else f"1/{step / seconds:,.0f} of"
         raise Refused(
             f"--observed {format_seconds(seconds)} is {times} what is predicted ({format_seconds(step)}): another "
             "unit, or not a step of this job"

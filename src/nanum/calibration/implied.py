@@ -41,10 +41,14 @@ class Implied:
 def implied(c: Calibration, progress: Callable[[int, int], None] | None = None) -> Implied:
     """Plan the question on both machines."""
     p = c.before
+
+    def half(which: int) -> Callable[[int, int], None] | None:
+        return None if progress is None else lambda done, total: progress(which * total + done, 2 * total)
+
     try:
         plans = [
-            plan(p.model, p.job, cluster, p.engine.name, BEST, progress, fold=False)
-            for cluster in (p.cluster, c.cluster)
+            plan(p.model, p.job, cluster, p.engine.name, BEST, half(i), fold=False)
+            for i, cluster in enumerate((p.cluster, c.cluster))
         ]
     except Refused as refused:
         return Implied((), refused.reasons)

@@ -6,12 +6,12 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
-from nanum.errors import Refused, RunFailed
+from nanum.errors import Refused, RunFailed, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,11 +46,11 @@ def _exit_code(command: Callable[[], int]) -> int:
         return code
     except Refused as refused:
         for reason in refused.reasons:
-            print(f"nanum: {_printable(reason)}", file=sys.stderr)
+            print(f"nanum: {printable(reason)}", file=sys.stderr)
         return REFUSED
     except RunFailed as failed:
         for line in str(failed).splitlines():
-            print(f"nanum: {_printable(line)}", file=sys.stderr)
+            print(f"nanum: {printable(line)}", file=sys.stderr)
         return BAD_NEWS
     except KeyboardInterrupt:
         print("nanum: interrupted", file=sys.stderr)
@@ -72,15 +72,12 @@ def _exit_code(command: Callable[[], int]) -> int:
         return BUG
 
 
-def _printable(reason: str) -> str:
-    """A reason on one line: a user's words may hold what would break it, or move a terminal's cursor."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason)
-
-
-def warn(cluster: Cluster) -> None:
-    """Say on stderr, in a line each, what is doubted of the steps that a cluster's file rests on."""
-    for doubt in cluster.doubts:
-        print(f"nanum: warning: {_printable(f'{cluster.name}: {doubt}')}", file=sys.stderr)
+def warn(cluster: Cluster, about: Iterable[str] | None = None) -> None:
+    """Say on stderr, in a line each, what one should know of a cluster; of itself what is doubted of the steps that its
+    file rests on.
+    """
+    for words in cluster.doubts if about is None else about:
+        print(f"nanum: warning: {printable(f'{cluster.name}: {words}')}", file=sys.stderr)
 
 
 def not_written(error: OSError) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanum.model import Model
+    from nanum.model.presets import Preset
 
 
 def models_document() -> dict[str, Any]:
@@ -19,7 +23,7 @@ def models_document() -> dict[str, Any]:
                 "aliases": list(preset.aliases),
                 "family": preset.family,
                 "parameters": preset.parameters,
-                "active_parameters": preset.active_parameters or preset.parameters,
+                "active_parameters": _active_parameters(preset, model),
                 "verified": preset.verified,
                 "num_hidden_layers": model.num_hidden_layers,
                 "hidden_size": model.hidden_size,
@@ -30,6 +34,19 @@ def models_document() -> dict[str, Any]:
             }
         )
     return {"models": rows}
+
+
+def _active_parameters(preset: Preset, model: Model) -> int:
+    """As published or, of experts of which nobody says it, as counted."""
+    from nanum.model import Experts
+
+    if preset.active_parameters is not None:
+        return preset.active_parameters
+    if not any(isinstance(layer.mlp, Experts) for layer in model.layers):
+        return preset.parameters
+    from nanum.prediction.reference import reference  # all that predicts: of the tiny models alone
+
+    return reference(model, 1).active_parameters
 
 
 def clusters_document() -> dict[str, Any]:

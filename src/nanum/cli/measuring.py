@@ -11,7 +11,7 @@ from nanum import files, processes
 from nanum.cli.reader import Reader, loaded
 from nanum.cluster import Cluster
 from nanum.cluster import load as load_cluster
-from nanum.errors import Refused, cut_short
+from nanum.errors import LONGEST_NAME, Refused, cut_short
 
 DEVICES = ("auto", "cuda", "cpu")
 
@@ -86,10 +86,13 @@ def cluster_file(output: str, reader: Reader, *, force: bool) -> Path:
     """Where a cluster is to be written. Reasons why it cannot be are left with the reader."""
     file = Path(output)
     if file.suffix != ".toml":
-        reader.reasons.append(f"-o {cut_short(output)}: must end in .toml, as a cluster file does")
+        reader.reasons.append(f"-o {cut_short(output) or repr(output)}: must be a name that ends in .toml")
         return file
     if not file.stem.isprintable():  # it would be the cluster's name, which no file may have
         reader.reasons.append(f"-o {cut_short(repr(output))}: its name has characters that cannot be printed")
+        return file
+    if len(file.stem) > LONGEST_NAME:
+        reader.reasons.append(f"-o {cut_short(output)}: its name is longer than {LONGEST_NAME} characters")
         return file
     try:
         files.check_writable(file, force=force)

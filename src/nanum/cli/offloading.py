@@ -34,6 +34,6 @@ def _fraction(reader: Reader) -> float:
     except ValueError:
         part = 0.0
     if not 0 < part <= 1:
-        reader.reasons.append(f"--offload-fraction {word[:24] or repr(word)}: must be a number above 0 and at most 1")
+        reader.reasons.append(f"--offload-fraction {shown(word)}: must be a number above 0 and at most 1")
         return 1.0
     return part

@@ -52,7 +52,7 @@ class Reader:
         try:
             number = whole_number(word, least)
         except ValueError as error:
-            self.reasons.append(f"{_flag(name)} {shown(word)} {error}")
+            self.reasons.append(f"{flag(name)} {shown(word)} {error}")
             self.unread = True
             return default
         return number
@@ -68,9 +68,9 @@ class Reader:
         self.unread = True
         if word in known:
             instead = f"choose {_either(modelled)}" if modelled else "leave it out"
-            self.reasons.append(f"{_flag(name)} {word} is not modelled yet: {instead}")
+            self.reasons.append(f"{flag(name)} {word} is not modelled yet: {instead}")
         else:
-            self.reasons.append(f"{_flag(name)} {shown(word)}: must be {_either(modelled + known)}{or_else}")
+            self.reasons.append(f"{flag(name)} {shown(word)}: must be {_either(modelled + known)}{or_else}")
         return default
 
     def ratio(self, name: str, least: float, must: str) -> float | None:
@@ -83,7 +83,7 @@ class Reader:
             number = 0.0
         if least <= number <= 1e6:
             return number
-        self.reasons.append(f"{_flag(name)} {shown(word)}: {must}, and at most a million")
+        self.reasons.append(f"{flag(name)} {shown(word)}: {must}, and at most a million")
         return None
 
     def switch(self, name: str, default: bool) -> bool:
@@ -107,8 +107,9 @@ def loaded(load: Callable[[str], T], word: str, reader: Reader) -> T | None:
         return None
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def flag(name: str, value: str | bool | None = None) -> str:
+    """As the user says it: of a switch that is off, what turns it off."""
+    return ("--no-" if value is False else "--") + name.replace("_", "-")
 
 
 def shown(word: str) -> str:

@@ -8,7 +8,12 @@ from typing import Annotated
 import typer
 
 from nanum.cli import flags
-from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console
+from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console, warn
+
+FORGOTTEN = (
+    "what steps said of it ([in_a_step]) is left out, since they were observed over what was known of its links "
+    "before: observe them again"
+)
 
 
 @ends
@@ -145,6 +150,8 @@ def measure(
     asked = question(Words(logs or (), output, device, chip, cluster, quick, from_nccl_tests, force))
     if asked.base is not None:
         found = read_logs(asked.logs, asked.base, asked.file.stem, sized=asked.sized)
+        if asked.base.in_a_step is not None:
+            warn(asked.base, [FORGOTTEN])
     else:
         with Progress("measuring") as progress:
             found = this_machine(asked.file.stem, progress, device=device, quick=quick)

@@ -11,7 +11,7 @@ import typer
 from nanum.cli import flags, words
 from nanum.cli.answers import BAD_NEWS, GOOD, ends, print_json, stdout_console, warn
 from nanum.cli.layout_words import layout_of
-from nanum.cli.reader import Flags, Reader
+from nanum.cli.reader import Flags, Reader, flag
 from nanum.errors import Refused, cut_short
 from nanum.layout import AXES, Layout
 from nanum.units import whole_number
@@ -43,7 +43,7 @@ def scale_question(model_word: str, cluster_word: str, given: Flags, *, best: bo
     layout: Layout | None = None
     grows: Grows | None = None
     if best:
-        said = [f"--{name.replace('_', '-')}" for name in flags.OF_LAYOUT if reader.said(name)]
+        said = [flag(name, given[name]) for name in flags.OF_LAYOUT if reader.said(name)]
         if said:
             reader.reasons.append(f"--best seeks a layout for each count of GPUs: leave out {', '.join(said)}")
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanum.cli.answers import BAD_NEWS, GOOD, print_json
 from nanum.cli.layout_words import layout_of
-from nanum.cli.reader import Flags, Reader, loaded
+from nanum.cli.reader import Flags, Reader, flag, loaded, shown
 from nanum.cli.words import trained
 from nanum.errors import Refused
 from nanum.job import Job
@@ -51,7 +51,7 @@ def verify_case(model_word: str | None, flags: Flags) -> Asked:
     reader = Reader(flags)
     engine = on_gloo()
     if (said := reader.word("engine")) not in (None, engine.name):
-        reader.reasons.append(f"--engine {said}: what is run is PyTorch itself, engine torch")
+        reader.reasons.append(f"--engine {shown(said)}: what is run is PyTorch itself, engine torch")
     if model_word is None:
         reader.defaults.append(f"model {DEFAULT_MODEL}")
     model = loaded(load_model, model_word or DEFAULT_MODEL, reader)
@@ -140,7 +140,7 @@ def _megabytes(reader: Reader) -> float | None:
     except ValueError:
         size = -1.0
     if not 0 < size < 1e6:
-        reader.reasons.append(f"--bucket-cap-mb {word}: must be a number of MiB above 0")
+        reader.reasons.append(f"--bucket-cap-mb {shown(word)}: must be a number of MiB above 0")
         reader.unread = True
         return None
     return size
@@ -240,10 +240,10 @@ def run(model_word: str | None, flags: Flags, switches: Switches, console: Conso
 def _run_all(model_word: str | None, flags: Flags, switches: Switches, console: Console) -> int:
     from nanum.verify.matrix import cases
 
-    ours = ("all", "quick", "json", "model")
-    said = [name for name, value in flags.items() if name not in ours and value not in (None, False)]
+    silent = {"all", "quick", "json", "model"} | ({"print_launch"} if not switches.print_launch else set())
+    said = [flag(name, value) for name, value in flags.items() if name not in silent and value is not None]
     if model_word is not None or said:
-        names = [*(["MODEL"] if model_word is not None else []), *("--" + name.replace("_", "-") for name in said)]
+        names = [*(["MODEL"] if model_word is not None else []), *said]
         raise Refused(f"--all runs a matrix of its own, and takes no {', '.join(names)}")
     begin = time.monotonic()
     found = _verified(cases(quick=switches.quick))

@@ -76,6 +76,17 @@ def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tup
     ), layout
 
 
+def _engine(reader: Reader) -> Engine | None:
+    """The one that is said, or the default; None where there is none such."""
+    from nanum.engines import load as load_engine
+
+    said = reader.word("engine")
+    if said == ANY_ENGINE:
+        reader.reasons.append(f"--engine {ANY_ENGINE} is for plan, which compares engines: name one")
+        return None
+    return loaded(load_engine, DEFAULT_ENGINE if said is None else shown(said), reader)
+
+
 def question_of(model_word: str, cluster_word: str, reader: Reader) -> Question | None:
     """What is asked of a cluster; None where model or cluster cannot be read. Reasons are left with the reader."""
     from nanum.cluster import load as load_cluster
@@ -84,7 +95,7 @@ def question_of(model_word: str, cluster_word: str, reader: Reader) -> Question 
 
     model = loaded(load_model, model_word, reader)
     cluster = loaded(load_cluster, cluster_word, reader)
-    engine = loaded(load_engine, DEFAULT_ENGINE if (said := reader.word("engine")) is None else shown(said), reader)
+    engine = _engine(reader)
     if engine is None:  # its own rules are not known: the rest is read as for the default, without its rules
         engine = replace(load_engine(DEFAULT_ENGINE), rules=())
     if model is not None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Tag = Literal["datasheet", "measured", "assumed", "derived"]
+LONGEST_SOURCE = 1000
+"""Characters of it, in a cluster's file."""
 
 
 @dataclass(frozen=True)

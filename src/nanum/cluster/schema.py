@@ -10,9 +10,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from nanum.cluster.grids import AXES, SECONDS, repeated, wrong_with_grid
 from nanum.cluster.observed import coefficient, wrong_with_covariance
-from nanum.cluster.quantity import Tag
+from nanum.cluster.quantity import LONGEST_SOURCE, Tag
 from nanum.cluster.tables import LINK_KEYS, chip_names, link_tables, quantity, said, unknown_chip
-from nanum.errors import cut_short
+from nanum.errors import LONGEST_NAME, cut_short
 from nanum.units import LARGEST, Dimension
 
 
@@ -31,7 +31,7 @@ def _printable(name: str) -> str:
 
 
 Whole = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
-Name = Annotated[str, Field(strict=True, min_length=1, max_length=200), AfterValidator(_printable)]
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=LONGEST_NAME), AfterValidator(_printable)]
 Flops = Annotated[Any, _of("flops_per_second")]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 
@@ -76,7 +76,7 @@ def _number(least: float, most: float) -> AfterValidator:
 
 Slower = Annotated[Any, _number(0.1, 1000)]
 """Seconds over seconds. Noise may take it below 1."""
-Source = Annotated[str, Field(strict=True, min_length=1, max_length=1000), AfterValidator(_printable)]
+Source = Annotated[str, Field(strict=True, min_length=1, max_length=LONGEST_SOURCE), AfterValidator(_printable)]
 
 
 class _GridTable(_Table):

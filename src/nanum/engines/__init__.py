@@ -42,6 +42,4 @@ def load(name: str) -> Engine:
         from nanum.engines.nanotron import NANOTRON
 
         return NANOTRON
-    if name == "any":
-        raise Refused(["--engine any is for plan, which compares engines; predict takes one"])
     raise Refused([f"--engine {name} is unknown; there are {', '.join(names())}"])

@@ -65,8 +65,8 @@ def matmuls(name: str, plan: Plan) -> Iterator[Job]:
 
 def _sides(order: str, dtype: torch.dtype, plan: Plan) -> list[int]:
     """The sizes of each side: a factor of four apart, up to the largest whose cube is not too slow nor too large. Rates
-    hardly grow beyond a side of some hundreds on a core, and of some thousands on a GPU. Threes of powers of two: rows
-    that are a power of two long fall on each other in a cache, and are slower than their neighbours.
+    hardly grow beyond a side of some hundreds on a core, and of some thousands on a GPU. Powers of two, as sizes of
+    models often are: on a core, rows a little shorter or longer may be a tenth faster.
     """
     shapes, multiply = ORDERS[order]
     probe = [_filled(shape, dtype, plan) for shape in shapes(256, 256, 256)]

@@ -12,7 +12,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ from nanum.live.training import Trainer, trainer
 from nanum.live.wire import received_bytes
 from nanum.processes import answering
 
+BAR = 100  # of a question, on the progress bar
+ALONE_SHARE = 0.4  # of it: one process alone, to compare with
 WARM_UP = 2  # DDP rebuilds its buckets in the second step, and a pipeline tells its shapes in the first
 
 
@@ -49,6 +51,7 @@ class Rank:
     rank: int
     ledger: Ledger
     pulse: Pulse
+    tell: Callable[[float], None] = lambda share: None  # how much of this question is done
 
     def run(self) -> dict[str, Any]:
         """Train, count, and say what was found."""
@@ -57,6 +60,7 @@ class Rank:
         alone = Reference([], {})
         if not any(index for axis, index in place.items() if axis != "pp"):  # the first rank of each stage compares
             alone = reference(asked, self.pulse.beat)
+        self.tell(ALONE_SHARE)
         gc.collect()
         answer: dict[str, Any] = {"rank": self.rank, "place": place, "reference_losses": alone.losses}
         answer["parameters"] = list(alone.gradients)
@@ -82,6 +86,7 @@ class Rank:
                         del whole
                     made.optimize()
                     made.forget_gradients()
+                self.tell(ALONE_SHARE + (1 - ALONE_SHARE) * (step + 1) / asked.steps)
             answer["losses"] = losses
         answer["memory"] |= memory_of(held)
         return answer
@@ -189,9 +194,18 @@ def memory_of(held: Allocations) -> dict[str, Any]:
     }
 
 
-def run_rank(asked: Question, rank: int, pulse: Pulse, folder: Path) -> list[dict[str, Any]]:
-    """One rank of one question: what it lost, exchanged and held. Of a launch, what all ranks did."""
+def run_rank(
+    asked: Question, rank: int, pulse: Pulse, folder: Path, at: tuple[int, int] | None = None
+) -> list[dict[str, Any]]:
+    """One rank of one question: what it lost, exchanged and held. Of a launch, what all ranks did. `at` is the
+    question's place among several, of which the first rank then says how far they are.
+    """
     torch.set_num_threads(1)
+
+    def progress(share: float) -> None:
+        if at is not None and rank == 0:
+            place, questions = at
+            pulse.progress(round(BAR * (place + share)), BAR * questions, asked.name)
 
     def tell(text: str, group: Sequence[int]) -> None:
         pulse.beat(text, group)
@@ -200,7 +214,7 @@ def run_rank(asked: Question, rank: int, pulse: Pulse, folder: Path) -> list[dic
     backend = counted_backend(ledger, "cpu") if asked.checks else "gloo"
     launch.join(rank, asked.layout.world, folder, backend)
     try:
-        one = Rank(asked, rank, ledger, pulse)
+        one = Rank(asked, rank, ledger, pulse, progress)
         mine = one.run() if asked.checks else one.timed()
         if not launch.launched():
             return [mine]
@@ -216,10 +230,13 @@ def run_here(questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     answers = []
     for i, question in enumerate(questions):
         asked = read(question)
-        print(f"progress {i} {len(questions)} {asked.name}", file=sys.stderr, flush=True)
+        at = i, len(questions)
+        print(f"progress {BAR * i} {BAR * len(questions)} {asked.name}", file=sys.stderr, flush=True)
 
-        def entry(rank: int, pulse: Pulse, folder: Path, asked: Question = asked) -> list[dict[str, Any]]:
-            return run_rank(asked, rank, pulse, folder)
+        def entry(
+            rank: int, pulse: Pulse, folder: Path, asked: Question = asked, at: tuple[int, int] = at
+        ) -> list[dict[str, Any]]:
+            return run_rank(asked, rank, pulse, folder, at)
 
         try:
             ranks = [mine for (mine,) in run_ranks(entry, asked.layout.world)]

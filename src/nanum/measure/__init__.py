@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
@@ -9,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from nanum import files, processes
-from nanum.account.exchanges import busy
-from nanum.cluster import Cluster, Link, Measured, Quantity
+from nanum.cluster import Cluster, Measured
 from nanum.cluster.measured import Exchange
-from nanum.collectives import node_steps, ring_steps, wire_bytes
-from nanum.measure import machine, nccl_tests
+from nanum.cluster.parse import from_table
+from nanum.collectives import wire_bytes
+from nanum.measure import links, machine, nccl_tests
 from nanum.measure.write import has_comments, text
 from nanum.processes import Progress
 
@@ -28,8 +29,9 @@ def this_machine(name: str, progress: Progress, *, device: str = "auto", quick: 
 
 
 def from_nccl_tests(paths: list[Path], base: Cluster, name: str, *, sized: bool) -> Cluster:
-    """`base` with its exchanges as logs of nccl-tests have them, and its links' efficiencies and latencies drawn from
-    them; with the nodes and GPUs of the largest run, unless `sized` says that `base` has its own.
+    """`base` with its exchanges as logs of nccl-tests have them, and its links' efficiencies and latencies as far as
+    they tell them (`links.told`); with the nodes and GPUs of the largest run, unless `sized` says that `base` has its
+    own. Steps that were observed on `base` are left out.
 
     Raises Refused with every reason, by file and line.
     """
@@ -37,66 +39,23 @@ def from_nccl_tests(paths: list[Path], base: Cluster, name: str, *, sized: bool)
     found = {(e.kind, e.ranks, e.nodes): e for e in (*base.measured.exchanges, *logs.exchanges)}
     sizes = {} if sized else {"nodes": logs.nodes, "gpus_per_node": logs.gpus_per_node}
     return replace(
-        base,
+        links.told(base, logs.exchanges),
         name=name,
         **sizes,  # type: ignore[arg-type]
-        intra_node=_within(base.intra_node, logs.exchanges),
-        inter_node=_between(base.inter_node, logs.exchanges),
         measured=replace(base.measured, exchanges=tuple(found.values())),
         in_a_step=None,  # steps were observed over what was known of the links before
-    )
-
-
-RINGS = ("all_gather", "reduce_scatter", "all_reduce")
-"""Kinds that tell a link's bandwidth, the best first: an all-reduce may be done by a switch."""
-
-
-def _within(link: Link, exchanges: tuple[Exchange, ...]) -> Link:
-    one = _telling([e for e in exchanges if e.nodes == 1])
-    if one is None:
-        return link
-    rate = wire_bytes(one.kind, one.grid.sizes[0][-1], one.ranks) / one.grid.seconds[-1]
-    hop = one.grid.seconds[0] / ring_steps(one.kind, one.ranks)
-    return _told(link, one, rate, hop)
-
-
-def _between(link: Link, exchanges: tuple[Exchange, ...]) -> Link:
-    """What leaves each GPU of a node: its share of what a ring of all ranks, or a tree of nodes, sends."""
-    one = _telling([e for e in exchanges if e.nodes > 1])
-    if one is None:
-        return link
-    members = -(-one.ranks // one.nodes)
-    rate = float(busy(one.kind, one.grid.sizes[0][-1], members, one.nodes, one.ranks)) / one.grid.seconds[-1]
-    hop = one.grid.seconds[0] / node_steps(one.kind, one.nodes)
-    return _told(link, one, rate, hop)
-
-
-def _telling(exchanges: list[Exchange]) -> Exchange | None:
-    """The exchange of most ranks among those that tell most."""
-    for kind in RINGS:
-        if here := [e for e in exchanges if e.kind == kind]:
-            return max(here, key=lambda e: e.ranks)
-    return None
-
-
-def _told(link: Link, by: Exchange, rate: float, hop_seconds: float) -> Link:
-    efficiency = rate / link.bytes_per_second.value
-    source = f"largest {by.kind} of {by.grid.source}"
-    return replace(
-        link,
-        efficiency=Quantity(round(efficiency, 4), "measured", source),
-        latency_seconds=Quantity(float(f"{hop_seconds:.4g}"), "derived", source.replace("largest", "smallest", 1)),
-        group_size=by.ranks,
     )
 
 
 def save(cluster: Cluster, file: Path, *, force: bool) -> bool:
     """Write the cluster file, whole or not at all: did the one that it replaces have comments, which are not kept?
 
-    Raises Refused where it cannot be written.
+    Raises Refused where it cannot be written, or would be refused wherever a cluster is read.
     """
+    written = text(cluster)
+    from_table(tomllib.loads(written), cluster.name, where=f"{file}, which is not written")
     commented = force and file.is_file() and has_comments(file.read_bytes().decode(errors="replace"))
-    files.write_whole(file, text(cluster), force=force)
+    files.write_whole(file, written, force=force)
     return commented
 
 

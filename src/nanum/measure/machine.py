@@ -14,15 +14,13 @@ from nanum.cluster.parse import default_network
 from nanum.collectives import ring_steps, wire_bytes
 from nanum.job import Job
 from nanum.layout import Layout
+from nanum.measure.links import rounded
 from nanum.model.document import from_document
 from nanum.prediction import predict
 from nanum.program import Compute
 from nanum.units import MIB
 
 Document = Mapping[str, Any]
-
-DIGITS = 4
-"""Of a number that was measured: the rest is noise."""
 
 
 def cluster(document: Document, name: str, version: str) -> Cluster:
@@ -32,7 +30,7 @@ def cluster(document: Document, name: str, version: str) -> Cluster:
     found = measured(_table(document, source))
 
     def known(value: float) -> Quantity:
-        return Quantity(_rounded(value), "measured", source)
+        return Quantity(rounded(value), "measured", source)
 
     best = {dtype: known(rate) for dtype, rate in _best_matmuls(found).items()}
     device = "1 core" if about["kind"] == "cpu" else f"{about['multiprocessors']} multiprocessors"
@@ -67,14 +65,14 @@ def _table(document: Document, source: str) -> dict[str, Any]:
         "tag": "measured",
         "source": source,
         "streams": document["machine"]["streams"],
-        "operation_seconds": _rounded(document["operation_seconds"]),
+        "operation_seconds": rounded(document["operation_seconds"]),
     }
     for ratios in ("beside", "together"):
         if ratios in document:
-            table[ratios] = {k: v if k == "ranks" else _rounded(v) for k, v in document[ratios].items()}
+            table[ratios] = {k: v if k == "ranks" else rounded(v) for k, v in document[ratios].items()}
     for grid in document["grids"]:
         entry = {
-            key: list(map(_rounded, value)) if key.endswith("seconds") else value
+            key: list(map(rounded, value)) if key.endswith("seconds") else value
             for key, value in grid.items()
             if key != "subject"
         }
@@ -137,9 +135,9 @@ def _link(found: Measured, about: Document, source: str) -> Link:
     hop = small.grid.seconds[0] / ring_steps("all_reduce", small.ranks)
     return Link(
         name=f"{name} in one machine",
-        bytes_per_second=Quantity(_rounded(rate), "measured", f"bus bandwidth of the largest all-gather; {source}"),
+        bytes_per_second=Quantity(rounded(rate), "measured", f"bus bandwidth of the largest all-gather; {source}"),
         efficiency=Quantity(1.0, "measured", f"the bandwidth is the measured one; {source}"),
-        latency_seconds=Quantity(_rounded(hop), "measured", f"smallest all-reduce, by its ring's steps; {source}"),
+        latency_seconds=Quantity(rounded(hop), "measured", f"smallest all-reduce, by its ring's steps; {source}"),
         group_size=small.ranks,
     )
 
@@ -152,7 +150,3 @@ def _busbw(exchange: Exchange, at: int) -> float:
 
 def _how(quantity: Quantity) -> tuple[Any, str]:
     return quantity.tag, quantity.source
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")

@@ -25,10 +25,11 @@ from pathlib import Path
 
 from nanum import files
 from nanum.cluster.measured import Exchange, Grid
-from nanum.errors import Refused, cut_short
+from nanum.errors import Refused, cut_short, printable
 from nanum.units import MIB
 
 LARGEST_LOG_BYTES = 64 * MIB
+LONGEST_NAMES = 400  # characters of the logs' names that a source repeats
 
 KINDS = {
     "all_reduce": "all_reduce",
@@ -149,7 +150,7 @@ class _Reader:
                 "(nccl-tests must be built with MPI=1 to run on several)"
             )
         group[int(rank[1])] = rank[3]
-        run.device = run.device or rank[4].strip()
+        run.device = run.device or printable(rank[4].strip())
 
     def _row(self, number: int, run: Run, line: str) -> None:
         values = line.split()
@@ -221,7 +222,6 @@ def _exchanges(runs: list[tuple[Path, Run]]) -> Iterator[Exchange]:
             for size, times in run.seconds.items():
                 seconds[size] += times
         sizes = sorted(seconds)
-        names = ", ".join(dict.fromkeys(path.name for path, _ in of))
         grid = Grid(
             axes=("bytes",),
             sizes=(tuple(map(float, sizes)),),
@@ -230,6 +230,10 @@ def _exchanges(runs: list[tuple[Path, Run]]) -> Iterator[Exchange]:
             high_seconds=tuple(max(seconds[size]) for size in sizes),
             repeats=sum(run.repeats for _, run in of),
             tag="measured",
-            source=f"nccl-tests, {names}: {ranks} ranks on {nodes} node{'s' * (nodes > 1)}, {of[0][1].device}",
+            source=f"nccl-tests, {_names(of)}: {ranks} ranks on {nodes} node{'s' * (nodes > 1)}, {of[0][1].device}",
         )
         yield Exchange(kind, ranks, nodes, grid)
+
+
+def _names(of: list[tuple[Path, Run]]) -> str:
+    return cut_short(", ".join(dict.fromkeys(printable(path.name) for path, _ in of)), LONGEST_NAMES)

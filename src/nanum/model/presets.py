@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nanum import files
-from nanum.errors import Refused, cut_short
+from nanum.errors import LONGEST_NAME, Refused, cut_short, printable
 from nanum.model import Model
 from nanum.model.config import from_config, trusted
 from nanum.units import MIB
@@ -90,7 +90,8 @@ def _read(path: Path) -> Model:
     if twice:
         raise Refused(f"{file}: the key '{cut_short(key)}' stands there more than once" for key in dict.fromkeys(twice))
     folder = file.resolve().parent.name
-    return from_config(config, folder if file.name == "config.json" and folder else file.stem, where=str(file))
+    name = folder if file.name == "config.json" and folder else file.stem
+    return from_config(config, cut_short(printable(name), LONGEST_NAME), where=str(file))
 
 
 def _exists(path: Path) -> bool:

@@ -31,7 +31,7 @@ def flags_of(document: Document) -> str:
             words.append(f"--virtual-stages {at['virtual_stages']}")
         placed = ((name, at.get(name)) for name in PLACED)
         words += [f"--{name.replace('_', '-')} {n}" for name, n in placed if n is not None and says(name, n)]
-    if at["ep"] > 1:
+    if at["ep"] > 1 or at["etp"] != at["tp"]:
         words.append(f"--etp {at['etp']}")
     words += [*dispatch_flags(at), *(["--hpz"] if at.get("hpz") else [])]
     if at["rank_order"] != ",".join(RANK_ORDER):

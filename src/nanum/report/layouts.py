@@ -84,6 +84,9 @@ def layout_words(layout: Document) -> str:
     """A layout in one line: the axes that divide, then what is done about memory."""
     flat = {**layout, **layout.get("structure", {})}
     sizes = [f"{axis} {flat[axis]}" for axis in AXES if flat.get(axis, 1) != 1] or ["one GPU"]
+    tp = flat.get("tp", 1)
+    if (etp := flat.get("etp", tp)) != tp:
+        sizes.append(f"etp {etp}")
     others = []
     if (zero := flat.get("zero")) is not None:
         others.append(_zero_words(zero, flat))

@@ -55,7 +55,7 @@ def print_clusters(document: Document, console: Console) -> None:
 
 
 def _rate(quantity: Document) -> str:
-    return whole(quantity["value"] / GB)
+    return f"{quantity['value'] / GB:,.2f}".rstrip("0").rstrip(".")
 
 
 def _peak(peaks: Document, dtypes: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from nanum.units import (
     format_seconds,
 )
 
-EXCHANGES = ("exchange", "ranks", "nodes", "payload", "time", "10 % … 90 %", "algbw\nGB/s", "busbw\nGB/s")
+EXCHANGES = ("exchange", "ranks", "nodes", "payload", "time", "low … high", "algbw\nGB/s", "busbw\nGB/s")
 
 
 def print_measured(document: Document, console: Console) -> None:

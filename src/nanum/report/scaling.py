@@ -215,11 +215,15 @@ def _amdahl_over_first(document: Document, first: Document, console: Console) ->
 
 
 def _trend(points: Sequence[Document], console: Console) -> None:
-    """What Karp and Flatt read off their fraction: serial work stays, overhead grows with the GPUs."""
+    """What Karp and Flatt read off their fraction: serial work stays, overhead grows with the GPUs. Nothing, where it
+    does not go one way.
+    """
     found = [point["serial_fraction"] for point in points if point["serial_fraction"] is not None]
     if len(found) < 2 or max(found) <= 0:
         return
     first, last = found[0], found[-1]
+    if found not in (sorted(found), sorted(found, reverse=True)):
+        return
     if last < 0.8 * first:
         why = "most of the loss is divided with the work, as what is exchanged in each micro-batch is"
         say(console, f"It falls from {fraction(first)} to {fraction(last)}: {why}.")
@@ -312,7 +316,7 @@ def _left_out(document: Document) -> Iterator[str]:
         for form, several in list(forms.items())[: 1 if both else 2]:
             needs = [gib(each["device_bytes"]) for each in several if each["device_bytes"] is not None]
             sizes = f" ({', '.join(needs)} of {gib(document['capacity_bytes'])} GiB)" if needs else ""
-            yield f"{counts[form]} GPUs{'' if both else f', {form} form'}: {why}{sizes}"
+            yield f"{counts[form]} GPU{'s' * (counts[form] != '1')}{'' if both else f', {form} form'}: {why}{sizes}"
 
 
 def _small(error: float) -> str:

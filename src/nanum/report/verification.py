@@ -29,7 +29,8 @@ def print_verification(document: Document, console: Console, layout: str, defaul
     """Print one `verify` document."""
     if defaults:
         say(console, "Left to defaults: " + ", ".join(defaults), "dim")
-    where = f"{document['ranks']} ranks on {document['backend']}, torch {document['engine']['version']}"
+    ranks = f"{document['ranks']} rank{'s' * (document['ranks'] != 1)}"
+    where = f"{ranks} on {document['backend']}, torch {document['engine']['version']}"
     say(console, f"{document['name']}: {layout}; {where}", "bold")
     console.print()
     for check in document["checks"]:

@@ -117,7 +117,7 @@ def scale(
             same = form == "weak" and n == cluster.gpus  # where the forms meet
             of_form.append(_in_form(found["strong"][tried.index(n)], form) if same else asked.on(n, form))
             if progress:
-                progress(sum(map(len, found.values())), total, f"{form} form, {n:,} GPUs")
+                progress(sum(map(len, found.values())), total, f"{form} form, {n:,} GPU{'s' * (n != 1)}")
     curves = {form: _curve(form, points) for form, points in found.items()}
     rejected = [each for curve in curves.values() for each in curve.rejected]
     impossible = all(each.device_bytes is None for each in rejected)

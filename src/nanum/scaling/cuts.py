@@ -149,8 +149,11 @@ class Serial:
         if p.job.precision == "fp8":
             yield Uncut("fp8", "linear layers are in fp8")
             return
-        what = "linear layers in fp8: less to divide, as much to exchange"
-        yield from self._tried("fp8", what, job=replace(p.job, precision="fp8"))
+        job = replace(p.job, precision="fp8")
+        asked = self._asked(job=job)
+        less = isinstance(asked, Prediction) and _sent_bytes(asked) < _sent_bytes(p)
+        what = f"linear layers in fp8: less to divide, {'and less' if less else 'as much'} to exchange"
+        yield from self._tried("fp8", what, job=job)
 
     def _faster_links(self) -> Iterator[Cut | Uncut]:
         if self.prediction.communication:
@@ -162,7 +165,7 @@ class Serial:
         if self.prediction.layout.pp == 1:
             yield Uncut("bubble", "there is no pipeline")
         elif time.bubble_seconds:
-            what = "no bubble, by endless micro-batches"
+            what = "no bubble in this schedule, by endless micro-batches"
             yield self._cut("bubble", what, "bound", time.step_seconds - time.bubble_seconds)
 
     def _schedules(self) -> Iterator[Cut | Uncut]:
@@ -228,6 +231,11 @@ class Serial:
             yield self._cut(name, what, "predicted", asked.time.step_seconds, asked)
         else:
             yield Uncut(name, asked[0])
+
+
+def _sent_bytes(p: Prediction) -> int:
+    """Of all stages."""
+    return sum(row.wire_bytes for row in p.communication)
 
 
 def faster(cluster: Cluster, times: float, latency: float = 1.0) -> Cluster:

@@ -1,0 +1,88 @@
+"""A cluster's links as exchanges that were measured have them: the efficiency and the latency by which the model of
+exchanges (`account.exchanges.modelled`) gives what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from nanum.account.exchanges import modelled
+from nanum.cluster import Cluster, Link, Quantity
+from nanum.cluster.measured import Exchange
+from nanum.units import MIB
+
+Tier = Literal["intra_node", "inter_node"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+DIGITS = 4
+"""Of a number that was measured: the rest is noise."""
+TELLING = ("all_gather", "reduce_scatter", "all_reduce")
+"""Kinds that tell of a link, the best first: an all-reduce may be done by a switch."""
+FILLS_BYTES = 32 * MIB
+"""Smaller payloads need not fill a link; nccl-tests sends this where no size is said (its README)."""
+MOSTLY_WAITS = 0.5
+"""Of an exchange's seconds, the most that its bytes take where it tells a latency."""
+
+
+def rounded(value: float) -> float:
+    """To the digits that were measured."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def told(cluster: Cluster, exchanges: Sequence[Exchange]) -> Cluster:
+    """The cluster with the efficiency and the latency of each link that `exchanges` tell: those that fill it, and those
+    so small that they hardly do but wait. What none of them tells stays as it was.
+    """
+    inside = _told(cluster, "intra_node", "inter_node", [e for e in exchanges if e.nodes == 1])
+    return _told(inside, "inter_node", "intra_node", [e for e in exchanges if e.nodes > 1])
+
+
+def _told(cluster: Cluster, tier: Tier, other: Tier, exchanges: Iterable[Exchange]) -> Cluster:
+    best = sorted((e for e in exchanges if e.kind in TELLING), key=lambda e: (TELLING.index(e.kind), -e.ranks))
+    link, beside = getattr(cluster, tier), getattr(cluster, other)
+    for e in [e for e in best if e.grid.sizes[0][-1] >= FILLS_BYTES][:1]:
+        full = _waiting(replace(link, efficiency=replace(link.efficiency, value=1.0)), 0.0)
+        at_line_rate = _seconds(cluster, e, e.grid.sizes[0][-1], {tier: full, other: _free(beside)})
+        efficiency = rounded(at_line_rate / e.grid.seconds[-1])
+        link = replace(link, efficiency=Quantity(efficiency, "measured", _source("largest", e)), group_size=e.ranks)
+    at_once = _waiting(link, 0.0)
+    for e in best:
+        payload, seconds = e.grid.sizes[0][0], e.grid.seconds[0]
+        sends = _seconds(cluster, e, payload, {tier: at_once, other: _waiting(beside, 0.0)})
+        waits = seconds - _seconds(cluster, e, payload, {tier: at_once})
+        if sends <= MOSTLY_WAITS * seconds and waits > 0:
+            hops = _seconds(cluster, e, 0.0, {tier: _waiting(link, 1.0), other: _free(beside)})
+            link = replace(link, latency_seconds=Quantity(rounded(waits / hops), "derived", _source("smallest", e)))
+            break
+    return _with(cluster, {tier: link})
+
+
+def _seconds(cluster: Cluster, e: Exchange, payload: float, links: Mapping[Tier, Link]) -> float:
+    """What the model says of such an exchange, with these links in place of the cluster's. What a switch adds is left
+    out: whether it did is not known.
+    """
+    asked = _with(cluster, links)
+    asked = _with(asked, {tier: replace(getattr(asked, tier), ramp=None) for tier in TIERS})
+    members = -(-e.ranks // e.nodes)
+    return float(modelled(asked, e.kind, np.float64(payload), 1, members, e.nodes, e.ranks))
+
+
+def _with(cluster: Cluster, links: Mapping[Tier, Link]) -> Cluster:
+    intra_node, inter_node = (links.get(tier, getattr(cluster, tier)) for tier in TIERS)
+    return replace(cluster, intra_node=intra_node, inter_node=inter_node)
+
+
+def _waiting(link: Link, hop_seconds: float) -> Link:
+    return replace(link, latency_seconds=replace(link.latency_seconds, value=hop_seconds))
+
+
+def _free(link: Link) -> Link:
+    return replace(_waiting(link, 0.0), bytes_per_second=replace(link.bytes_per_second, value=math.inf))
+
+
+def _source(which: str, e: Exchange) -> str:
+    return f"{which} {e.kind} of {e.grid.source}"
