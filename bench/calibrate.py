@@ -269,9 +269,9 @@ def _text(start: np.ndarray, without: Mapping[str, np.ndarray], ranges: Mapping[
     ]
     for i, name in enumerate(NAMES):
         low, high = (f([c[i] for c in without.values()]) for f in (min, max))
-        source = (
-            f"fitted on {len(rows)} published steps of {sources} sources; {low:.4g} to {high:.4g} with one left out"
-        )
+        unit = " s" if name.endswith("_seconds") else ""
+        between = f"{low:.4g} to {high:.4g}{unit}"
+        source = f"fitted on {len(rows)} published steps of {sources} sources; {between} with one left out"
         source += f"; told by runs of {TOLD[name]} that have no score" if name in TOLD else ""
         lines += [f"\n[{name}]", f"value = {start[i]:.5g}", 'tag = "derived"', f'source = "{source}"']
     engines, chips = (

@@ -221,6 +221,6 @@ def _text(fits: Mapping[str, np.ndarray], tables: Mapping[str, Mapping[int, Any]
         lines.append(f"\n[{inside}spread]")
         lines += [f"{n} = {sd:.3g}" for n, sd in zip((*NAMES, "run"), np.exp(fit), strict=True)]
         for many, of in tables[name].items():
-            lines.append(f"[{inside}after.{many}]")
+            lines.append(f"\n[{inside}after.{many}]")
             lines += [f"{kind} = [{low:.3f}, {high:.3f}]" for kind, (low, high) in of.items()]
     return "\n".join(lines) + "\n"
