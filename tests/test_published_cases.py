@@ -144,7 +144,7 @@ def test_copies_of_shards_beat_shards_over_a_slow_network() -> None:
         answer(model, machine, Layout(**sizes, micro_batch_size=4, structure=FULLY), Job(2048, 128), "torchtitan")
         for sizes in ({"dp_replicate": 4, "dp_shard": 8}, {"dp_shard": 32})
     )
-    assert full["time"]["step_seconds"] > 1.05 * hybrid["time"]["step_seconds"]
+    assert full["time"]["step_seconds"] > hybrid["time"]["step_seconds"]
 
 
 def test_utilization_is_of_the_dense_peak() -> None:

@@ -16,20 +16,22 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 
 def excess(ramp: Ramp) -> Mapping[int, Curve]:
-    """By ranks, seconds over those of a ring whose latency and bandwidth are what the smallest and the largest message
-    of the whole sweep show. Between the sizes of a finer sweep that one holds, beyond them the whole one.
+    """By ranks, seconds over those of a ring whose latency and bandwidth are what the ramp's smallest and largest
+    message show. Between the sizes of a finer sweep that one holds, beyond them this one.
     """
-    whole = ramp.whole
-    hop, each_byte = _alpha_beta(whole)
-    curves = {whole.ranks: _over(whole, hop, each_byte)}
+    hop, each_byte = _alpha_beta(ramp)
+    whole = _over(ramp, hop, each_byte)
+    curves = {ramp.ranks: whole}
     for finer in ramp.finer:
-        (sizes, ratios), (fine_sizes, fine_ratios) = curves[whole.ranks], _over(finer, hop, each_byte)
-        below, above = sizes < fine_sizes[0], sizes > fine_sizes[-1]
-        curves[finer.ranks] = (
-            np.concatenate([sizes[below], fine_sizes, sizes[above]]),
-            np.concatenate([ratios[below], fine_ratios, ratios[above]]),
-        )
+        fine = _over(finer, hop, each_byte)
+        below, above = whole[0] < fine[0][0], whole[0] > fine[0][-1]
+        curves[finer.ranks] = _joined(whole, below, fine, above)
     return dict(sorted(curves.items()))
+
+
+def _joined(whole: Curve, below: np.ndarray, fine: Curve, above: np.ndarray) -> Curve:
+    sizes, ratios = (np.concatenate([w[below], f, w[above]]) for w, f in zip(whole, fine, strict=True))
+    return sizes, ratios
 
 
 def at(curves: Mapping[int, Curve], bytes_of_call: Quantity, size: Quantity) -> Quantity:

@@ -43,14 +43,12 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Ramp:
-    """How exchanges fill a link inside a node (`account.ramps`): a sweep of an all-reduce from a message that is all
-    latency to one that is all bandwidth, and others, maybe of other ranks, that stand above it between their sizes.
-    `in_switch` are bus bandwidths of an all-reduce that the switch adds up over those of a ring, by ranks; empty where
-    it does not.
+class Ramp(Sweep):
+    """How exchanges fill a link inside a node (`account.ramps`): a sweep from a message that is all latency to one that
+    is all bandwidth, and `finer` ones, maybe of other ranks, that stand above it between their sizes. `in_switch` are
+    bus bandwidths of an all-reduce that the switch adds up over those of a ring, by ranks; empty where it does not.
     """
 
-    whole: Sweep
     finer: tuple[Sweep, ...]
     in_switch: tuple[tuple[int, float], ...]
     tag: Tag
@@ -58,7 +56,7 @@ class Ramp:
 
     @property
     def points(self) -> int:
-        return sum(len(sweep.seconds) for sweep in (self.whole, *self.finer))
+        return sum(len(sweep.seconds) for sweep in (self, *self.finer))
 
 
 @dataclass(frozen=True)

@@ -125,16 +125,16 @@ def _ramp(named: Table | None) -> Ramp | None:
     switch = table.get("in_switch", none) if named.get("in_switch", True) else none
     finer = table.get("finer", {"sweeps": [], "source": ""})
     return Ramp(
-        _sweep(table),
-        tuple(map(_sweep, finer["sweeps"])),
+        *_sweep(table),
+        tuple(Sweep(*_sweep(each)) for each in finer["sweeps"]),
         tuple(zip(switch["ranks"], switch["faster"], strict=True)),
         named["tag"],
         "; ".join(filter(None, (table["source"], finer["source"]))),
     )
 
 
-def _sweep(table: Table) -> Sweep:
-    return Sweep(table["ranks"], tuple(map(float, table["payload_bytes"])), tuple(table["seconds"]))
+def _sweep(table: Table) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+    return table["ranks"], tuple(map(float, table["payload_bytes"])), tuple(table["seconds"])
 
 
 def _host(table: Table, where: str) -> Host:
