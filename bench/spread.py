@@ -131,7 +131,7 @@ def _groups() -> list[Group]:
 def slopes_of(row_id: str) -> tuple[float, np.ndarray]:
     """Logarithm of measured over predicted, and the step's slopes on that side, by coefficients that never saw it."""
     asked = question(row_id)
-    known = coefficients(asked.row.source)
+    known = coefficients(asked.row.unseen)
     target = float(np.log(asked.step_seconds or 1.0))
     log, slopes = looked(steps_of(prediction(asked)), belief(known).mean, target)
     return target - log, slopes
@@ -139,7 +139,7 @@ def slopes_of(row_id: str) -> tuple[float, np.ndarray]:
 
 def prediction(asked: Question) -> Prediction:
     """By coefficients that never saw its source."""
-    known = coefficients(asked.row.source)
+    known = coefficients(asked.row.unseen)
     return Prediction(asked.model, asked.job, asked.cluster, asked.layout, asked.engine, known)
 
 
