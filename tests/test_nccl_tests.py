@@ -13,7 +13,7 @@ from nanum.collectives import wire_bytes
 from nanum.errors import Refused
 from nanum.layout import Layout
 from nanum.measure import from_nccl_tests, nccl_tests, save
-from nanum.program import Collective
+from nanum.program import DATA_STREAM, Collective
 
 # Printed by nccl-tests 2.13 and later.
 HEAD = """\
@@ -230,6 +230,48 @@ def test_a_log_may_have_any_name(tmp_path):
     told = from_nccl_tests(sorted(tmp_path.iterdir()), load("1x8xh100-sxm"), "lab", sized=True)
     save(told, tmp_path / "lab.toml", force=False)
     assert load(str(tmp_path / "lab.toml")).measured.exchanges == told.measured.exchanges
+
+
+def test_times_that_are_the_same_make_a_file_that_is_read(tmp_path):
+    """In and out of place to the digit: 300.35 us is no binary number, and no time of it is beside another."""
+    (tmp_path / "all_reduce_perf.log").write_text(log(8, 8, [row(1024, 300.35), row(2**30, 5000.07)]))
+    told = from_nccl_tests([tmp_path / "all_reduce_perf.log"], load("1x8xh100-sxm"), "lab", sized=True)
+    save(told, tmp_path / "lab.toml", force=False)
+    (read,) = load(str(tmp_path / "lab.toml")).measured.exchanges
+    assert read.grid.low_seconds == read.grid.seconds == read.grid.high_seconds
+
+
+@pytest.mark.parametrize(
+    ("chip", "kind", "bus", "efficiency"),
+    [
+        ("h100-sxm", "all_reduce", 470.0, 470 / 450 / 1.294),  # in the switch, by ramps.toml
+        ("h100-sxm", "all_reduce", 360.0, 360 / 450),  # around a ring
+        ("h100-sxm", "all_gather", 360.0, 360 / 450),
+        ("a100-sxm-80gb", "all_reduce", 310.0, 1.0),  # its switch adds nothing that is known, but a ring is no faster
+    ],
+)
+def test_what_a_switch_adds_up_is_no_ring_s(chip, kind, bus, efficiency, tmp_path):
+    per_byte = 1.75 if kind == "all_reduce" else 0.875
+    file = tmp_path / f"{kind}_perf.log"
+    file.write_text(log(8, 8, [row(2**33, 2**33 * per_byte / bus / 1e3)]))
+    base = load(f"1x8x{chip}")
+    told = from_nccl_tests([file], base, "lab", sized=True)
+    assert told.intra_node.efficiency.value == pytest.approx(efficiency, rel=1e-3)
+    again = from_nccl_tests([file], told, "lab", sized=True)  # and read once more it is the same
+    assert again.intra_node.efficiency == told.intra_node.efficiency
+
+
+def test_exchanges_timed_alone_do_not_say_what_compute_loses_beside_them(logs):
+    base = load("2x8xh100-sxm")
+    lab = from_nccl_tests(logs, base, "lab", sized=True)
+    gather = replace(exchange("all_gather", "dp_shard", 16, SIZES[-1]), stream=DATA_STREAM)
+    shares = []
+    for cluster in (base, lab):
+        cost = Cost(cluster, Layout(dp_shard=16))
+        shares.append(cost.stolen_seconds(gather) / cost.collective_seconds(gather))
+        assert "compute lost beside an exchange" in {each["what"] for each in cost.assumptions()}
+    assert shares[0] == pytest.approx(shares[1])
+    assert shares[0] > 0
 
 
 def test_a_base_with_sizes_keeps_them(logs):

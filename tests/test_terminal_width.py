@@ -25,7 +25,15 @@ MEASURED: dict[str, Any] = {
     "cluster": {
         "nodes": 1, "gpus_per_node": 2, "chip": "AMD EPYC 9B14", "memory_bytes": 8e9, "memory_bytes_per_second": 9e9,
         "best_flops_per_second": {"fp32": 1.1e11},
+        "links": [
+            {
+                "name": "memory", "bytes_per_second": 1e10, "tag": "measured", "efficiency": 1.0,
+                "efficiency_group_size": 2, "efficiency_tag": "derived", "latency_seconds": 1e-4,
+                "latency_tag": "derived",
+            }
+        ],
     },
+    "grids": {"matmul": 2},
     "operation_seconds": 1.1e-6, "together": None, "beside": None, "framework": {}, "sources": ["gloo"],
     "exchanges": [
         {

@@ -290,13 +290,13 @@ class Cost:
 
     def stolen_seconds(self, node: Collective) -> Quantity:
         """What compute loses while such an exchange runs: it does the work of 1/c seconds in one, where it takes c
-        times as long beside an exchange.
+        times as long beside an exchange. Exchanges that were timed alone, as nccl-tests does, do not say.
         """
         beside = self.cluster.measured.beside
         if node.stream not in AWAITED_STREAMS:
             return 0.0
         if beside is None:
-            share = 0.0 if self.cluster.measured else self.coefficients.fitted.beside.value
+            share = self.coefficients.fitted.beside.value if self.cluster.measured.streams else 0.0
             return self.streamed_seconds(node) * share
         return self.streamed_seconds(node) * max(0.0, 1.0 - 1.0 / beside.compute.value)
 
@@ -332,7 +332,7 @@ class Cost:
                 inside = link is self.cluster.intra_node
                 share = fitted.intra_node if inside else fitted.inter_node
                 stated.append((f"exchanges over {link.name} in a step over alone", share, "ratio"))
-        if self._crossed() and not self.cluster.measured:
+        if self._crossed() and self.cluster.measured.streams and self.cluster.measured.beside is None:
             stated.append(("compute lost beside an exchange", self.coefficients.fitted.beside, "ratio"))
         listed = {quantity for _, quantity, _ in stated}
         stated += [(what, quantity, "") for what, quantity in self.cluster.assumptions if quantity not in listed]

@@ -51,7 +51,7 @@ def modelled(
         within = within * (nodes == 1)
     elif kind == "all_reduce":
         if (ramp := cluster.intra_node.ramp) and ramp.in_switch:
-            within = within / np.where(nodes == 1, _in_switch(ramp, size), 1.0)
+            within = within / np.where(nodes == 1, in_switch(ramp, size), 1.0)
         ring = _seconds(cluster, calls, (hops_within, ring_steps(kind, nodes)), (within, between))
         hops_within, within = ring_steps(kind, members), wire_bytes(kind, payload, members)
         tree = _seconds(cluster, calls, (hops_within, hops_between), (within, _of_tree(payload, members, nodes)))
@@ -82,7 +82,7 @@ def _seconds(
     return calls * (latency[0] + latency[1]) + np.maximum(*transfer)
 
 
-def _in_switch(ramp: Ramp, size: Quantity) -> Quantity:
+def in_switch(ramp: Ramp, size: Quantity) -> Quantity:
     """Bus bandwidth of an all-reduce over a ring's, between the sizes of groups that were measured, and as at the
     nearest of them beyond; the smallest is a ring's.
     """

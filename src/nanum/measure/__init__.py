@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanum import files, processes
-from nanum.cluster import Cluster, Measured
+from nanum.cluster import Cluster, Link, Measured
 from nanum.cluster.measured import Exchange
 from nanum.cluster.parse import from_table
 from nanum.collectives import wire_bytes
@@ -71,6 +71,7 @@ def summary(cluster: Cluster) -> dict[str, Any]:
             "memory_bytes": chip.memory_bytes.value,
             "memory_bytes_per_second": chip.memory_bytes_per_second.value,
             "best_flops_per_second": {dtype: rate.value for dtype, rate in chip.best_flops_per_second.items()},
+            "links": [_link(link) for link in (cluster.intra_node, cluster.inter_node)[: 1 + (cluster.nodes > 1)]],
         },
         "operation_seconds": None if found.operation_seconds is None else found.operation_seconds.value,
         "together": None
@@ -87,6 +88,19 @@ def summary(cluster: Cluster) -> dict[str, Any]:
         "exchanges": [_exchange(e) for e in found.exchanges],
         "grids": {s: len(getattr(found, s)) for s in ("matmul", "kernel", "attention", "optimizer")},
         "sources": _sources(found),
+    }
+
+
+def _link(link: Link) -> dict[str, Any]:
+    return {
+        "name": link.name,
+        "bytes_per_second": link.bytes_per_second.value,
+        "tag": link.bytes_per_second.tag,
+        "efficiency": link.efficiency.value,
+        "efficiency_group_size": link.group_size,
+        "efficiency_tag": link.efficiency.tag,
+        "latency_seconds": link.latency_seconds.value,
+        "latency_tag": link.latency_seconds.tag,
     }
 
 

@@ -11,9 +11,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from nanum.account.exchanges import modelled
+from nanum.account.exchanges import in_switch, modelled
 from nanum.cluster import Cluster, Link, Quantity
 from nanum.cluster.measured import Exchange
+from nanum.cluster.presets import load
+from nanum.cluster.tables import chip_names
 from nanum.units import MIB
 
 Tier = Literal["intra_node", "inter_node"]
@@ -47,8 +49,7 @@ def _told(cluster: Cluster, tier: Tier, other: Tier, exchanges: Iterable[Exchang
     for e in [e for e in best if e.grid.sizes[0][-1] >= FILLS_BYTES][:1]:
         full = _waiting(replace(link, efficiency=replace(link.efficiency, value=1.0)), 0.0)
         at_line_rate = _seconds(cluster, e, e.grid.sizes[0][-1], {tier: full, other: _free(beside)})
-        efficiency = rounded(at_line_rate / e.grid.seconds[-1])
-        link = replace(link, efficiency=Quantity(efficiency, "measured", _source("largest", e)), group_size=e.ranks)
+        link = replace(link, efficiency=_efficiency(cluster, e, at_line_rate / e.grid.seconds[-1]), group_size=e.ranks)
     at_once = _waiting(link, 0.0)
     for e in best:
         payload, seconds = e.grid.sizes[0][0], e.grid.seconds[0]
@@ -59,6 +60,39 @@ def _told(cluster: Cluster, tier: Tier, other: Tier, exchanges: Iterable[Exchang
             link = replace(link, latency_seconds=Quantity(rounded(waits / hops), "derived", _source("smallest", e)))
             break
     return _with(cluster, {tier: link})
+
+
+def _efficiency(cluster: Cluster, e: Exchange, reached: float) -> Quantity:
+    """Of a link that an exchange reached this share of, as for a ring. What a switch adds of an all-reduce inside a node
+    is no ring's, nor any other collective's: where the shipped table of the chip knows it, an all-reduce nearer to the
+    switch's than to the ring's is taken for the switch's; and where it does not, no ring goes beyond the line rate.
+    """
+    source = _source("largest", e)
+    if e.kind != "all_reduce" or e.nodes > 1:
+        return Quantity(rounded(reached), "measured", source)
+    ring, faster = _ring_and_switch(cluster, e.ranks)
+    if reached > ring * math.sqrt(faster) and faster > 1:
+        source = f"{source}, over {faster:g}: the switch added (as of the chip's own table), and a ring has the rest"
+        return Quantity(rounded(min(reached / faster, 1.0)), "derived", source)
+    if reached > 1:
+        return Quantity(1.0, "derived", f"{source}: the switch added, and a ring has the line rate at most")
+    return Quantity(rounded(reached), "measured", source)
+
+
+def _ring_and_switch(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    """The efficiency of a chip's own link around a ring, and by how much its switch makes an all-reduce faster, as the
+    shipped table has them; of another link 1 and 1.
+    """
+    if cluster.chip.name not in chip_names():
+        return 1.0, 1.0
+    shipped, own = load(f"1x1x{cluster.chip.name}").intra_node, cluster.intra_node
+    if (
+        shipped.ramp is None
+        or not shipped.ramp.in_switch
+        or shipped.bytes_per_second.value != own.bytes_per_second.value
+    ):
+        return 1.0, 1.0
+    return shipped.efficiency.value, float(in_switch(shipped.ramp, np.float64(ranks)))
 
 
 def _seconds(cluster: Cluster, e: Exchange, payload: float, links: Mapping[Tier, Link]) -> float:

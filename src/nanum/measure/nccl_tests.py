@@ -225,14 +225,19 @@ def _exchanges(runs: list[tuple[Path, Run]]) -> Iterator[Exchange]:
         grid = Grid(
             axes=("bytes",),
             sizes=(tuple(map(float, sizes)),),
-            seconds=tuple(round(statistics.median(seconds[size]), 10) for size in sizes),
-            low_seconds=tuple(min(seconds[size]) for size in sizes),
-            high_seconds=tuple(max(seconds[size]) for size in sizes),
+            seconds=tuple(_as_printed(statistics.median(seconds[size])) for size in sizes),
+            low_seconds=tuple(_as_printed(min(seconds[size])) for size in sizes),
+            high_seconds=tuple(_as_printed(max(seconds[size])) for size in sizes),
             repeats=sum(run.repeats for _, run in of),
             tag="measured",
             source=f"nccl-tests, {_names(of)}: {ranks} ranks on {nodes} node{'s' * (nodes > 1)}, {of[0][1].device}",
         )
         yield Exchange(kind, ranks, nodes, grid)
+
+
+def _as_printed(seconds: float) -> float:
+    """Without the binary dust of a division, which would put one time of a size beside another that is the same."""
+    return round(seconds, 10)
 
 
 def _names(of: list[tuple[Path, Run]]) -> str:

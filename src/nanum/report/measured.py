@@ -39,12 +39,22 @@ def print_measured(document: Document, console: Console) -> None:
     if host:
         said = ", ".join(f"{work.replace('_', ' ')} {format_seconds(seconds)}" for work, seconds in host.items())
         lines.append(f"the host's own work: {said}")
-    print_list(console, "Measured", lines)
+    if any(document["grids"].values()):  # of logs the chip is taken as it is known
+        print_list(console, "Measured", lines)
+    print_list(console, "Links, of one GPU", map(_link, cluster["links"]))
     if document["exchanges"]:
         title(console, "Exchanges, by the conventions of nccl-tests")
         print_table(console, EXCHANGES, (row for e in document["exchanges"] for row in _rows(e)), words=1)
     for source in document["sources"]:
         say(console, source, "dim")
+
+
+def _link(link: Document) -> str:
+    return (
+        f"{link['name']}: {format_rate(link['bytes_per_second'])} ({link['tag']}), {link['efficiency']:.1%} of it among "
+        f"{link['efficiency_group_size']} ranks ({link['efficiency_tag']}), {format_seconds(link['latency_seconds'])} a "
+        f"hop ({link['latency_tag']})"
+    )
 
 
 def _rows(e: Document) -> list[tuple[str, ...]]:

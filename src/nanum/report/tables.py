@@ -50,7 +50,8 @@ def print_table(
     else:
         console.print(table.made(console.width, (), heads=True), crop=False)
         for name, row in zip(above, table.rows, strict=True):
-            console.print(name, soft_wrap=whole)
+            if name:  # a row under the heading of the one above has none
+                console.print(name, soft_wrap=whole)
             console.print(table.made(console.width, [row], heads=False), crop=False)
 
 
