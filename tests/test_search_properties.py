@@ -13,9 +13,10 @@ from nanum.cluster import load as load_cluster
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
+from nanum.model import load as load_model
 from nanum.once import Once
 from nanum.prediction import predict
-from nanum.search import near
+from nanum.search import near, plan
 from nanum.search.candidates import candidates
 from nanum.search.rank import Candidate, Question, Ranked, exact_times, fastest, read
 from nanum.search.shortlist import needed_seconds, shortlist
@@ -161,3 +162,10 @@ def test_a_near_tie_is_alike_no_smaller_and_hardly_slower(other: Candidate, fold
     listed = shortlist([(MEGATRON, first), (MEGATRON, other), (MEGATRON, last)], 3)
     assert [c for _, c in listed[0].near_ties] == ([other] if folded else [])
     assert listed[-1].place == (2 if not folded and other.layout.tp == 1 else 3)
+
+
+def test_what_is_folded_in_a_longer_list_explains_nothing_in_a_shorter_one() -> None:
+    asked = load_model("llama-3.1-70b"), Job(8192, 512), load_cluster("8x8xh100-sxm")
+    few, many = (plan(*asked, top=top).explanations for top in (2, 10))
+    assert few
+    assert set(few) <= set(many)

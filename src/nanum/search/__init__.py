@@ -68,9 +68,11 @@ class Plan:
 
     @property
     def explanations(self) -> list[str]:
-        """Why the first beats the fastest of the next kinds, in a line each; what is folded is no kind."""
-        folded = {id(c) for one in self.shortlist for _, c in one.near_ties}
-        return explain([(e, c) for e, c in self.candidates if id(c) not in folded])
+        """Why the first beats the fastest of the next kinds, in a line each; what is folded, or would be in a longer
+        list, is no kind.
+        """
+        every = shortlist(self.candidates, len(self.candidates), fold=self.fold)
+        return explain([(one.engine, one.candidate) for one in every])
 
     def to_dict(self, *, in_full: bool = True) -> dict[str, Any]:
         """The plan as one document. Unless `in_full`, `best` is the first alone, without its ledger."""
