@@ -173,6 +173,36 @@ def test_plan_answers_with_the_contracts_document(nanum_process: Run) -> None:
     assert all(one["why"] and one["count"] > 0 for one in document["rejected"])
 
 
+def test_a_plan_s_tokens_come_to_experts_as_is_said(nanum: Run) -> None:
+    of = ("deepseek-v2-lite", "2x8xh100-sxm", "--engine", "megatron", "--dispatcher", "flex")
+    plan = nanum("plan", *of, "--top", "1")
+    found = json.loads(nanum("plan", *of, "--top", "1", "--json").stdout)
+    (first,) = found["best"]
+    assert first["layout"]["dispatcher"] == "flex"
+    command = " ".join(plan.stdout.partition("by stage: nanum ")[2].partition("\nassumed")[0].split())
+    said = json.loads(nanum(*command.split(), "--json").stdout)
+    assert {key: said[key] for key in ("layout", "memory", "time")} == {
+        key: first[key] for key in ("layout", "memory", "time")
+    }
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (("llama-3.1-8b", "--dispatcher", "flex"), "are of experts, and llama-3.1-8b has none"),
+        (("deepseek-v2-lite", "--dispatcher", "flex"), "is not modelled for torchtitan: megatron has it"),
+        (("deepseek-v2-lite", "--engine", "any", "--dispatcher", "flex"), "is not modelled for torchtitan"),
+        (("deepseek-v2-lite", "--engine", "megatron", "--dispatch-dtype", "fp8"), "fp8 is of --dispatcher flex"),
+    ],
+)
+def test_a_plan_of_no_layout_that_could_be_is_refused(nanum: Run, of: tuple[str, ...], why: str) -> None:
+    model, *flags = of
+    refused = nanum("plan", model, "1x8xh100-sxm", *flags)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert why in line
+
+
 def test_a_plan_folds_near_ties_and_lists_them_when_asked(nanum: Run) -> None:
     words = ["plan", "gpt2", NODE, "--top", "3"]
     document = answer(nanum(*words, "--json"))

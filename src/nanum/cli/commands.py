@@ -56,7 +56,7 @@ def _top(
 
 @app.command()
 @ends
-@flags.taking(flags.OF_JOB)
+@flags.taking(flags.OF_JOB, flags.OF_DISPATCH)
 def plan(
     ctx: typer.Context,
     model: flags.ModelWord,
@@ -71,17 +71,19 @@ def plan(
     Every division of the whole cluster is tried, with every recompute mode and schedule, and micro-batches of 1 to 16;
     with flash attention, eager kernels and the default rank order. What is impossible or does not fit is counted, with
     the reason. What differs from a faster layout only in how data-parallel ranks are split, in what ZeRO shards, or the
-    like, and is a near tie of it, stands in its row; --ties gives it a row of its own.
+    like, and is a near tie of it, stands in its row; --ties gives it a row of its own. How tokens come to experts is
+    not searched: --dispatcher says it for all layouts.
 
     \b
     Examples:
       nanum plan llama-3.1-70b 8x8xh100-sxm
       nanum plan llama-3.1-8b 1x8xa100-sxm-80gb --seq-len 4096 --top 3
+      nanum plan deepseek-v3 64x8xh100-sxm --engine megatron --precision fp8 --dispatcher flex
       nanum plan ./my-model/config.json my-cluster.toml --engine megatron --json
 
     Exit code: 0 where a layout fits, 1 where none does, 2 where the question cannot be asked.
     """
-    asked, shown = words.plan_question(model, cluster, ctx.params)
+    asked, shown, like = words.plan_question(model, cluster, ctx.params)
     warn(asked.cluster)
 
     from nanum.cli.progress import Progress
@@ -89,7 +91,9 @@ def plan(
 
     gc.disable()  # a plan makes some hundred thousand objects and hardly a cycle: looking for one costs 3 % of its time
     with Progress("layouts") as progress:
-        found = search(asked.model, asked.job, asked.cluster, asked.engine_name, shown, progress, fold=not ties)
+        found = search(
+            asked.model, asked.job, asked.cluster, asked.engine_name, shown, progress, fold=not ties, like=like
+        )
     document: dict[str, Any] = found.to_dict(in_full=json)
     if json:
         print_json(document)

@@ -306,6 +306,8 @@ OF_JOB: dict[str, Any] = {
     "engine": Engine,
 }
 """What is asked of a cluster, whatever the layout, by the names that `words` reads."""
+OF_DISPATCH: dict[str, Any] = {"dispatcher": Dispatcher, "dispatch_dtype": DispatchDtype}
+"""Of a layout, what a plan takes as it is said, and does not search."""
 OF_LAYOUT: dict[str, Any] = {
     "dp_replicate": DpReplicate,
     "dp_shard": DpShard,
@@ -327,8 +329,7 @@ OF_LAYOUT: dict[str, Any] = {
     "cp_kind": CpKind,
     "ep": Ep,
     "etp": Etp,
-    "dispatcher": Dispatcher,
-    "dispatch_dtype": DispatchDtype,
+    **OF_DISPATCH,
     "virtual_stages": VirtualStages,
     "first_stage_layers": FirstStageLayers,
     "last_stage_layers": LastStageLayers,

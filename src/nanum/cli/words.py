@@ -10,7 +10,7 @@ from nanum.cli.layout_words import layout_of
 from nanum.cli.reader import Flags, Reader, loaded, shown
 from nanum.errors import Refused
 from nanum.job import ALL, Job, Trained, default_global_batch_size, default_seq_len
-from nanum.layout import Layout
+from nanum.layout import Layout, Structure
 
 if TYPE_CHECKING:
     from nanum.cluster import Cluster
@@ -34,20 +34,45 @@ class Question:
     engine_name: str  # "any" where a plan compares all of them
 
 
-def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, int]:
-    """Read what `plan` asks: a question, and how many layouts to show. Raises Refused with every reason."""
+def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, int, Structure]:
+    """Read what `plan` asks: a question, how many layouts to show, and what all of them have in common.
+
+    Raises Refused with every reason.
+    """
     any_engine = flags.get("engine") == ANY_ENGINE
     reader = Reader({**flags, "engine": DEFAULT_ENGINE} if any_engine else flags)
     asked = question_of(model_word, cluster_word, reader)
     readable = not reader.unread  # of what is asked: how many layouts to show is not of it
+    like: Any = {name: reader.choice(name, getattr(Structure, name)) for name in ("dispatcher", "dispatch_dtype")}
+    readable = readable and not reader.unread
     top = reader.whole("top", DEFAULT_TOP)
+    if asked is not None and readable:
+        reader.reasons += _wrong_with_dispatch(asked, Structure(own_experts=True, **like))
     if asked is not None and readable and reader.reasons:
         from nanum.rules import OF_JOB, broken
 
         reader.reasons += broken(OF_JOB, asked.model, asked.job, asked.cluster, Layout())
     if asked is None or reader.reasons:
         raise Refused(reader.reasons)
-    return replace(asked, engine_name=ANY_ENGINE) if any_engine else asked, top
+    return replace(asked, engine_name=ANY_ENGINE) if any_engine else asked, top, Structure(**like)
+
+
+def _wrong_with_dispatch(asked: Question, structure: Structure) -> list[str]:
+    """Why tokens cannot come to experts so, in any layout: of two ranks of experts, what would be well otherwise."""
+    from nanum.model import Experts
+    from nanum.rules.dispatch import on_nodes
+
+    usual = replace(structure, dispatcher=Structure.dispatcher, dispatch_dtype=Structure.dispatch_dtype)
+    if structure == usual:
+        return []
+    if not any(isinstance(layer.mlp, Experts) for layer in asked.model.kinds):
+        return [f"--dispatcher and --dispatch-dtype are of experts, and {asked.model.name} has none"]
+    pair = Layout(dp_shard=2, ep=2, structure=structure)
+    said, plain = (
+        broken_rules(asked, on_nodes(replace(pair, structure=each), asked.cluster.gpus_per_node), without_world=True)
+        for each in (structure, usual)
+    )
+    return [reason for reason in said if reason not in plain]
 
 
 def question_and_layout(model_word: str, cluster_word: str, flags: Flags) -> tuple[Question, Layout]:

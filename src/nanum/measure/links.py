@@ -63,9 +63,10 @@ def _told(cluster: Cluster, tier: Tier, other: Tier, exchanges: Iterable[Exchang
 
 
 def _efficiency(cluster: Cluster, e: Exchange, reached: float) -> Quantity:
-    """Of a link that an exchange reached this share of, as for a ring. What a switch adds of an all-reduce inside a node
-    is no ring's, nor any other collective's: where the shipped table of the chip knows it, an all-reduce nearer to the
-    switch's than to the ring's is taken for the switch's; and where it does not, no ring goes beyond the line rate.
+    """Of a link of which an exchange, if it goes round a ring, reached this share. What a switch adds of an all-reduce
+    inside a node is no ring's, nor any other collective's: where the shipped table of the chip knows it, an all-reduce
+    nearer to the switch's than to the ring's is taken for the switch's; and where it does not, no ring goes beyond the
+    line rate.
     """
     source = _source("largest", e)
     if e.kind != "all_reduce" or e.nodes > 1:

@@ -50,11 +50,9 @@ def print_measured(document: Document, console: Console) -> None:
 
 
 def _link(link: Document) -> str:
-    return (
-        f"{link['name']}: {format_rate(link['bytes_per_second'])} ({link['tag']}), {link['efficiency']:.1%} of it among "
-        f"{link['efficiency_group_size']} ranks ({link['efficiency_tag']}), {format_seconds(link['latency_seconds'])} a "
-        f"hop ({link['latency_tag']})"
-    )
+    among = f"{link['efficiency']:.1%} of it among {link['efficiency_group_size']} ranks ({link['efficiency_tag']})"
+    hop = f"{format_seconds(link['latency_seconds'])} a hop ({link['latency_tag']})"
+    return f"{link['name']}: {format_rate(link['bytes_per_second'])} ({link['tag']}), {among}, {hop}"
 
 
 def _rows(e: Document) -> list[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from nanum.cluster import Cluster
 from nanum.engines.engine import Engine
 from nanum.errors import Refused
 from nanum.job import Job
-from nanum.layout import Layout
+from nanum.layout import Layout, Structure
 from nanum.model import Model
 from nanum.prediction import Prediction, consistent
 from nanum.prediction.document import layout_document, question_document, summary
@@ -134,12 +134,14 @@ def plan(
     top: int = 10,
     progress: Callable[[int, int], None] | None = None,
     fold: bool = True,
+    like: Structure | None = None,
 ) -> Plan:
     """Enumerate every layout over the whole cluster, refuse the impossible, drop what does not fit, rank the rest by
     exact step time.
 
     `engine` may be "any": the layouts of torchtitan and megatron are then ranked together. Unless `fold`, near ties
-    stand for themselves in the shortlist. Raises Refused where no layout could be asked for.
+    stand for themselves in the shortlist. What is not searched (how tokens come to experts, the kernels) is as in
+    `like`, by default as in `Structure()`. Raises Refused where no layout could be asked for.
     """
     begin = time.perf_counter()
     if top < 1:
@@ -155,7 +157,7 @@ def plan(
     nearest_engine = chosen[0]
     impossible: dict[str, int] = {}
     for question in questions:
-        tried = candidates(model, job, cluster, question.engine)
+        tried = candidates(model, job, cluster, question.engine, like)
         rows, large = read(question, tried.groups, progress)
         enumerated += sum(tried.impossible.values()) + large.count + sum(len(r.group) for r in rows)
         if (too_large + large).layout is not too_large.layout:
