@@ -173,6 +173,20 @@ def test_plan_answers_with_the_contracts_document(nanum_process: Run) -> None:
     assert all(one["why"] and one["count"] > 0 for one in document["rejected"])
 
 
+def test_of_several_engines_each_layout_says_its_own(nanum: Run) -> None:
+    """Where all that are listed are of one, too."""
+    words = ("plan", "llama-3.1-8b", "1x8xh100-sxm", "--engine", "any", "--top", "1")
+    document = json.loads(nanum(*words, "--json").stdout)
+    (first,) = document["best"]
+    engine = first["engine"]["name"]
+    lines = [line for line in nanum(*words).stdout.splitlines() if f"{engine}: " in line]
+    row, alone = (line for line in lines if not line.startswith("- "))
+    assert row.split()[0] == "1"
+    assert alone.startswith(f"{engine}: ")
+    assert document["explanations"]
+    assert all(line.startswith(("torchtitan: ", "megatron: ")) for line in document["explanations"])
+
+
 def test_a_plan_s_tokens_come_to_experts_as_is_said(nanum: Run) -> None:
     of = ("deepseek-v2-lite", "2x8xh100-sxm", "--engine", "megatron", "--dispatcher", "flex")
     plan = nanum("plan", *of, "--top", "1")

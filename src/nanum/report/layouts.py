@@ -16,10 +16,11 @@ TIES_TOLD = 3
 """Of a layout's near ties, those that its row names."""
 
 
-def print_ranking(shortlist: Sequence[Document], console: Console) -> None:
-    """The layouts of a plan's shortlist by their places, with what their near ties have otherwise."""
+def print_ranking(shortlist: Sequence[Document], console: Console, several: bool = False) -> None:
+    """The layouts of a plan's shortlist by their places, with what their near ties have otherwise; and of which engine
+    each is, where `several` were asked.
+    """
     rows = []
-    several = len({one["engine"]["name"] for one in shortlist}) > 1
     for one in shortlist:
         time, throughput = one["time"], one["throughput"]
         rows.append(

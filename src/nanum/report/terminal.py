@@ -53,6 +53,7 @@ def print_plan(
 
     `asked` are the model and the cluster in the user's words."""
     count, best = document["count"], document["best"]
+    several = any(one["engine"]["name"] != document["question"]["engine"]["name"] for one in document["shortlist"])
     print_head(document["question"], console, defaults, layout=False)
     searched = f"{whole(count['enumerated'])} layouts in {duration(document['seconds'])}"
     say(
@@ -61,7 +62,7 @@ def print_plan(
         f"{whole(count['ranked'])} ranked.",
     )
     if best:
-        print_ranking(document["shortlist"], console)
+        print_ranking(document["shortlist"], console, several)
     else:
         say(
             console,
@@ -76,7 +77,7 @@ def print_plan(
     if best:
         first = best[0]
         title(console, "The first")
-        say(console, layout_words(first["layout"]), "bold")
+        say(console, f"{first['engine']['name']}: " * several + layout_words(first["layout"]), "bold")
         _verdict(first, console)
         _time(first["time"], console)
         _throughput(first, console)

@@ -72,7 +72,7 @@ class Plan:
         list, is no kind.
         """
         every = shortlist(self.candidates, len(self.candidates), fold=self.fold)
-        return explain([(one.engine, one.candidate) for one in every])
+        return explain([(one.engine, one.candidate) for one in every], several=len(self.questions) > 1)
 
     def to_dict(self, *, in_full: bool = True) -> dict[str, Any]:
         """The plan as one document. Unless `in_full`, `best` is the first alone, without its ledger."""

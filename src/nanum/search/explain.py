@@ -23,18 +23,18 @@ def words(candidate: Candidate) -> str:
     return " · ".join(f"{a} {getattr(layout, a)}" for a in divided(layout)) or "one GPU"
 
 
-def explain(ranked: Sequence[tuple[Engine, Candidate]]) -> list[str]:
-    """One line for the fastest of each other set of dividing axes."""
+def explain(ranked: Sequence[tuple[Engine, Candidate]], several: bool = False) -> list[str]:
+    """One line for the fastest of each other set of dividing axes; with its engine, where `several` were asked."""
     if not ranked:
         return []
     best = ranked[0][1]
     seen = {divided(best.layout)}
     lines = []
-    for _, other in ranked[1:]:
+    for engine, other in ranked[1:]:
         if divided(other.layout) in seen:
             continue
         seen.add(divided(other.layout))
-        lines.append(_compare(best, other))
+        lines.append(f"{engine.name}: " * several + _compare(best, other))
         if len(lines) == KINDS:
             break
     return lines
