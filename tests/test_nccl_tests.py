@@ -261,6 +261,40 @@ def test_what_a_switch_adds_up_is_no_ring_s(chip, kind, bus, efficiency, tmp_pat
     assert again.intra_node.efficiency == told.intra_node.efficiency
 
 
+def test_logs_of_another_chip_are_refused(tmp_path):
+    """Unless the cluster is said whole: then its links are taken to be theirs."""
+    file = tmp_path / "all_reduce_perf.log"
+    file.write_text(log(8, 8, [row(2**30, 5000.0)]))
+    with pytest.raises(
+        Refused, match="the logs are of NVIDIA H100 80GB HBM3, and --chip is a100-sxm-80gb: --chip h100-sxm"
+    ):
+        from_nccl_tests([file], load("1x1xa100-sxm-80gb"), "lab", sized=False)
+    assert from_nccl_tests([file], load("1x8xh200-sxm"), "lab", sized=True).measured.exchanges
+
+
+@pytest.mark.parametrize(
+    ("device", "chip", "others"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "h100-sxm", ["a100-sxm-40gb", "a100-sxm-80gb"]),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb", []),
+        ("NVIDIA GB200", "b200", ["gb200"]),
+        ("NVIDIA GB200", "gb200", []),
+        ("Tesla V100-SXM2-32GB", "v100-sxm-32gb", []),
+        ("NVIDIA L40S", "h100-sxm", []),  # no chip that is known: who asks knows
+        ("", "h100-sxm", []),
+    ],
+)
+def test_which_chip_a_device_s_name_names(device, chip, others):
+    assert nccl_tests.other_chips(device, chip) == others
+
+
+def test_an_exchange_faster_than_its_link_is_told_in_the_log_s_words(tmp_path):
+    file = tmp_path / "all_gather_perf.log"
+    file.write_text(log(16, 8, [row(2**30, 2**30 / 1200e3, redop="none")]))
+    with pytest.raises(Refused, match=r"largest all_gather of .* times the 50\.0 GB/s that network is taken to have"):
+        from_nccl_tests([file], load("2x8xh100-sxm"), "lab", sized=True)
+
+
 def test_exchanges_timed_alone_do_not_say_what_compute_loses_beside_them(logs):
     base = load("2x8xh100-sxm")
     lab = from_nccl_tests(logs, base, "lab", sized=True)

@@ -14,6 +14,7 @@ from nanum.cluster import Cluster, Link, Measured
 from nanum.cluster.measured import Exchange
 from nanum.cluster.parse import from_table
 from nanum.collectives import wire_bytes
+from nanum.errors import Refused
 from nanum.measure import links, machine, nccl_tests
 from nanum.measure.write import has_comments, text
 from nanum.processes import Progress
@@ -36,6 +37,9 @@ def from_nccl_tests(paths: list[Path], base: Cluster, name: str, *, sized: bool)
     Raises Refused with every reason, by file and line.
     """
     logs = nccl_tests.read(paths)
+    if not sized and (others := nccl_tests.other_chips(logs.device, base.chip.name)):
+        instead = f"--chip {' or '.join(others)}, or --cluster with what has such links"
+        raise Refused([f"the logs are of {logs.device}, and --chip is {base.chip.name}: {instead}"])
     found = {(e.kind, e.ranks, e.nodes): e for e in (*base.measured.exchanges, *logs.exchanges)}
     sizes = {} if sized else {"nodes": logs.nodes, "gpus_per_node": logs.gpus_per_node}
     return replace(

@@ -15,8 +15,9 @@ from nanum.account.exchanges import in_switch, modelled
 from nanum.cluster import Cluster, Link, Quantity
 from nanum.cluster.measured import Exchange
 from nanum.cluster.presets import load
-from nanum.cluster.tables import chip_names
-from nanum.units import MIB
+from nanum.cluster.tables import MOST_EFFICIENCY, chip_names
+from nanum.errors import Refused
+from nanum.units import MIB, format_rate
 
 Tier = Literal["intra_node", "inter_node"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -38,6 +39,8 @@ def rounded(value: float) -> float:
 def told(cluster: Cluster, exchanges: Sequence[Exchange]) -> Cluster:
     """The cluster with the efficiency and the latency of each link that `exchanges` tell: those that fill it, and those
     so small that they hardly do but wait. What none of them tells stays as it was.
+
+    Raises Refused where an exchange was faster than a link could be.
     """
     inside = _told(cluster, "intra_node", "inter_node", [e for e in exchanges if e.nodes == 1])
     return _told(inside, "inter_node", "intra_node", [e for e in exchanges if e.nodes > 1])
@@ -49,7 +52,10 @@ def _told(cluster: Cluster, tier: Tier, other: Tier, exchanges: Iterable[Exchang
     for e in [e for e in best if e.grid.sizes[0][-1] >= FILLS_BYTES][:1]:
         full = _waiting(replace(link, efficiency=replace(link.efficiency, value=1.0)), 0.0)
         at_line_rate = _seconds(cluster, e, e.grid.sizes[0][-1], {tier: full, other: _free(beside)})
-        link = replace(link, efficiency=_efficiency(cluster, e, at_line_rate / e.grid.seconds[-1]), group_size=e.ranks)
+        reached = at_line_rate / e.grid.seconds[-1]
+        if reached > MOST_EFFICIENCY:
+            raise Refused([_faster_than_can_be(link, tier, e, reached)])
+        link = replace(link, efficiency=_efficiency(cluster, e, reached), group_size=e.ranks)
     at_once = _waiting(link, 0.0)
     for e in best:
         payload, seconds = e.grid.sizes[0][0], e.grid.seconds[0]
@@ -60,6 +66,14 @@ def _told(cluster: Cluster, tier: Tier, other: Tier, exchanges: Iterable[Exchang
             link = replace(link, latency_seconds=Quantity(rounded(waits / hops), "derived", _source("smallest", e)))
             break
     return _with(cluster, {tier: link})
+
+
+def _faster_than_can_be(link: Link, tier: Tier, e: Exchange, reached: float) -> str:
+    rate = f"the {format_rate(link.bytes_per_second.value)} that {link.name} is taken to have for a GPU"
+    return (
+        f"the {_source('largest', e)} went at {reached:.3g} times {rate}: "
+        f"say what it has, as bandwidth in [{tier}] of a file for --cluster, or look whether the log is of such nodes"
+    )
 
 
 def _efficiency(cluster: Cluster, e: Exchange, reached: float) -> Quantity:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from nanum import files
 from nanum.cluster.measured import Exchange, Grid
+from nanum.cluster.tables import chip_names
 from nanum.errors import Refused, cut_short, printable
 from nanum.units import MIB
 
@@ -104,6 +105,17 @@ def read(paths: list[Path]) -> Logs:
         gpus_per_node=max(-(-run.ranks // run.nodes) for run in whole),
         device=whole[0].device,
     )
+
+
+def other_chips(device: str, chip: str) -> list[str]:
+    """The shipped chips of the family (H100) that is in a device's name as the driver says it; none where it is this
+    one's, or is not known.
+    """
+    families = {name: name.partition("-")[0] for name in chip_names()}
+    words = re.findall(r"[a-z0-9]+", device.lower())
+    if chip not in families or families[chip] in words:
+        return []
+    return [name for name, family in families.items() if family in words]
 
 
 def parse(text: str, name: str) -> tuple[list[Run], list[str]]:
