@@ -74,6 +74,19 @@ nanum.cli.main()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "nanum: interrupted\n")
 
 
+def test_one_interrupted_before_its_words_are_read_says_so_too() -> None:
+    stub = """
+import sys, typer.main, nanum.cli
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+typer.main.get_params_from_function = interrupted
+sys.argv[1:] = ["models"]
+nanum.cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", stub], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "nanum: interrupted\n")
+
+
 def test_a_bug_is_one_line_and_its_own_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

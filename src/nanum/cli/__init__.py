@@ -29,6 +29,9 @@ def main() -> None:
         raise SystemExit(130) from None
     try:
         app(prog_name="nanum")
+    except KeyboardInterrupt:  # while the command line is read: a command's own ends in `answers`
+        print("nanum: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except OSError as error:  # of help and usage: what a command writes ends in `answers`
         print(f"nanum: {not_written(error)}", file=sys.stderr)
         drop_stdout()
