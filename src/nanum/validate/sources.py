@@ -66,9 +66,9 @@ BLOCKS = ("MXFP8", "FP8-MX")
 """Precisions of rows whose scales are of blocks."""
 LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
 OMNI_PATH = (
-    "four Omni-Path links of 100 Gb/s a node (JeanZay): each GPU is taken to send at once what all ranks of 4 nodes sent "
-    "around one ring, 84.7 Gb/s on V100 and 40.5 on A100 (BigScience, experiments/bandwidth), as the ranks of a node do "
-    "whose groups are apart"
+    "four Omni-Path links of 100 Gb/s a node (JeanZay): each GPU of a node is taken to send at once what all ranks of "
+    "4 nodes together sent around one ring, 84.7 Gb/s on V100 and 40.5 on A100 (BigScience, experiments/bandwidth), as "
+    "groups do that have one rank on each node"
 )
 NVIDIA_SMI = "memory is what nvidia-smi shows, in GiB"
 CLOCK = "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W: its clock is taken to follow the cube root of its power"
