@@ -217,15 +217,15 @@ def quantiles(
 def _ranges(missed: Missed, fitted: np.ndarray, names: list[str]) -> dict[str, dict[str, Any]]:
     """For all, and for each source that is left out: the narrowest of the runs that are `fitted` on, that hold four of
     five of all runs of a source that had no part in them, in the mean over sources, and neither too few nor too many of
-    one with enough runs to tell.
+    one with enough runs to tell. What is held out has no part in the choice.
     """
     tells = missed.those(fitted)
-    own = {name: missed.those(missed.sources == name) for name in (*names, *HELD_OUT)}
-    told = [name for name in own if len(own[name].ratio) >= ENOUGH]
+    own = {name: missed.those(missed.sources == name) for name in names}
+    told = [name for name in names if len(own[name].ratio) >= ENOUGH]
     found = []
     for below, above in product(TAILS, TAILS):
         of = {e: _of(tells, [n for n in names if n != e], (below, 1 - above)) for e in ("", *names)}
-        share = {name: held(of[HELD_OUT.get(name, name)], own[name].ratio, own[name].moe) for name in own}
+        share = {name: held(of[name], own[name].ratio, own[name].moe) for name in names}
         amiss = sum(not FEWEST <= share[name] <= MOST for name in told)
         low, high = of[""]["dense"]
         if np.mean(list(share.values())) >= HOLDS:

@@ -74,6 +74,21 @@ def test_what_is_held_out_no_fit_has_seen() -> None:
     assert known.fitted != coefficients().fitted
 
 
+def test_what_is_held_out_has_no_part_in_the_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FILE.parents[4]))
+    from bench import calibrate
+
+    monkeypatch.setattr(calibrate, "TAILS", np.linspace(0.13, 0.01, 7))
+    rng, names = np.random.default_rng(1), ["mpt", "zb", "vtrain/multi"]
+    sources = np.repeat(names, 40)
+    ratio = np.exp(rng.normal(0, 0.05, len(sources)))
+    seen = calibrate.Missed(ratio, sources, np.zeros(len(ratio), bool))
+    ratios, of = np.append(ratio, np.full(40, 2.0)), np.append(sources, ["vtrainlarge"] * 40)
+    far = calibrate.Missed(ratios, of, np.zeros(160, bool))
+    ranges = [calibrate._ranges(missed, missed.sources != "vtrainlarge", names) for missed in (far, seen)]
+    assert ranges[0] == ranges[1]
+
+
 @pytest.mark.parametrize("source", ["vtrain/single", "mbridge/moe"])
 def test_rows_that_tell_launches_are_few_and_have_no_score(source: str) -> None:
     rows = [row for row in read() if row.source == source]

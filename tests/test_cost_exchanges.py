@@ -127,6 +127,15 @@ def test_an_all_reduce_of_two_nodes_goes_through_a_tree(line):
     assert gathered < 50e9
 
 
+def test_what_a_tree_reaches_is_told_where_nodes_are_crossed():
+    for name, layout, there in (("2x8xh100-sxm", Layout(dp_shard=16), True), ("1x8xh100-sxm", Layout(tp=8), False)):
+        cost = Cost(load_cluster(name), layout)
+        cost.collective_seconds(exchange("all_reduce", ("dp_shard",) if there else ("tp",), layout.world, 2**20))
+        told = [entry for entry in cost.assumptions() if entry["what"].endswith("tree of nodes over a ring's")]
+        assert len(told) == there
+        assert all("issues/837" in entry["source"] for entry in told)
+
+
 def test_many_nodes_all_reduce_small_messages_through_a_tree_and_large_ones_around_a_ring():
     """DGX A100 with 8 x 25 GB/s have a bus bandwidth of 192 GB/s (github.com/NVIDIA/nccl/issues/812)."""
     eight = load_cluster("dgx-a100-64")

@@ -13,11 +13,13 @@ from nanum.errors import Refused
 
 
 def read(file: Path, what: str, largest_bytes: int) -> bytes:
-    """What `file` holds, which is to be `what`: no more is read than is taken.
+    """What `file` holds, which is to be `what`: one byte more than `largest_bytes` is read at most.
 
-    Raises `Refused`: no such file, one that cannot be read, one larger than `largest_bytes`, and what is none but a
-    pipe or a device, at whose other end may be nobody; what the process has open is taken (`/dev/stdin`, and a shell's
-    `<(…)`), though it may have no end.
+    A pipe or a device is read only where the process has it open already (`/dev/stdin`, and a shell's `<(…)`): to open
+    one that nobody writes into would wait for ever.
+
+    Raises `Refused`: no such file, one that cannot be read, one larger than `largest_bytes`, a pipe or a device by its
+    name.
     """
     try:
         _check_readable(file)

@@ -16,7 +16,7 @@ import numpy as np
 
 from nanum.account import ramps
 from nanum.account.coefficients import Coefficients, coefficients, on
-from nanum.account.exchanges import Corrections, modelled
+from nanum.account.exchanges import TREE_OVER_RING, Corrections, modelled
 from nanum.account.grids import Grids, said_of
 from nanum.account.host import copy_seconds, host_assumptions, update_seconds
 from nanum.account.placement import Placement, place
@@ -319,6 +319,8 @@ class Cost:
                 (f"{link.name} efficiency, measured at {link.group_size} ranks", link.efficiency, "ratio"),
                 (f"{link.name} latency of a hop", link.latency_seconds, "seconds"),
             ]
+            if link is self.cluster.inter_node:
+                stated.append((f"{link.name}, bandwidth of a tree of nodes over a ring's", TREE_OVER_RING, "ratio"))
             if ramp := link.ramp:
                 most = float(np.exp(max(ratios.max() for _, ratios in ramps.excess(ramp).values())))
                 filled = Stated(most, ramp.tag, f"{ramp.points} sizes: {ramp.source}")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nanum.account import ramps
-from nanum.cluster import Cluster, Ramp
+from nanum.cluster import Cluster, Link, Ramp
+from nanum.cluster import Quantity as Stated
 from nanum.cluster.measured import Exchange, Grid
 from nanum.collectives import node_steps, ring_steps, wire_bytes
 from nanum.program import Quantity
@@ -19,11 +20,14 @@ NEIGHBOUR = ("send", "permute")
 MEASURED_AS: Mapping[str, str] = {"permute": "send"}
 """Kinds that are measured under another's name."""
 
-
-TREE = 0.62
-"""Bandwidth of a tree of nodes over a ring's, by the bytes that leave a node: 2 nodes of 8 A100 with 50 GB/s each
-reached bus bandwidths of 53.95 and 57.06 GB/s, which is 0.575 and 0.609 of that (NCCL 2.9.9 and 2.10.3;
-github.com/NVIDIA/nccl/issues/837), where a ring reaches 0.955 (`data/clusters/inter_node.toml`)."""
+TREE_OVER_RING = Stated(
+    0.62,
+    "derived",
+    "2 nodes of 8 A100 with 50 GB/s each reached bus bandwidths of 53.95 and 57.06 GB/s (NCCL 2.9.9 and 2.10.3; "
+    "github.com/NVIDIA/nccl/issues/837), of which a tree sends 8/15 out of each node: 0.575 and 0.609 of 50 GB/s; "
+    "rings, 0.955 (aws-p6-b200-32)",
+)
+"""What leaves a node in a second through a tree of nodes, over what does around a ring."""
 
 
 def modelled(
@@ -68,18 +72,20 @@ def _leaving(kind: str, payload: Quantity, members: Quantity, nodes: Quantity, s
 
 def _of_tree(payload: Quantity, members: Quantity, nodes: Quantity) -> Quantity:
     """Bytes that a ring would send in the time of a tree, of an all-reduce."""
-    return wire_bytes("all_reduce", payload, nodes) / members / TREE
+    return wire_bytes("all_reduce", payload, nodes) / members / TREE_OVER_RING.value
 
 
 def _seconds(
     cluster: Cluster, calls: Quantity, hops: tuple[Quantity, Quantity], wire: tuple[Quantity, Quantity]
 ) -> Quantity:
     """Of hops that follow one another in each call, and of bytes on a rank's wire: within a node, and between nodes."""
-    latency, transfer = zip(*(
-        (n * link.latency_seconds.value, sent / (link.bytes_per_second.value * link.efficiency.value))
-        for n, sent, link in zip(hops, wire, (cluster.intra_node, cluster.inter_node), strict=True)
-    ), strict=True)  # fmt: skip
-    return calls * (latency[0] + latency[1]) + np.maximum(*transfer)
+    inner, outer = cluster.intra_node, cluster.inter_node
+    latency = hops[0] * inner.latency_seconds.value + hops[1] * outer.latency_seconds.value
+    return calls * latency + np.maximum(wire[0] / _bandwidth(inner), wire[1] / _bandwidth(outer))
+
+
+def _bandwidth(link: Link) -> float:
+    return link.bytes_per_second.value * link.efficiency.value
 
 
 def in_switch(ramp: Ramp, size: Quantity) -> Quantity:

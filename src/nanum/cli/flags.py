@@ -222,7 +222,7 @@ OffloadFraction = Annotated[
 Top = Annotated[str | None, _text("--top", "N", "How many layouts to show. [10]")]
 Ties = Annotated[
     bool,
-    typer.Option("--ties", help="List near ties (less than 1 % slower, no less memory) as layouts of their own."),
+    typer.Option("--ties", help="List near ties (at most 1 % slower, no less memory) as layouts of their own."),
 ]
 
 Observed = Annotated[

@@ -21,7 +21,8 @@ UNMODELLED = (
     "16, 1F1B and GPipe)",
     "optimizers that keep states in fp8, and fp4",
     "experts that some tokens prefer to others, unless --expert-imbalance says by how much",
-    "which algorithm NCCL picks: rings inside a node and trees of nodes are assumed",
+    "which algorithm NCCL picks: one ring of all ranks or, of an all-reduce, a tree of nodes is assumed, whichever is "
+    "faster; switches add up inside a node alone (no NVLSTree, no SHARP)",
     "gradient clipping's scalar all-reduce, and data loading",
     "which kernels lose more to an exchange beside them, and which less (one share is taken of all); stragglers and "
     "jitter",

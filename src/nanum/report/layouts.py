@@ -38,7 +38,7 @@ def print_ranking(shortlist: Sequence[Document], console: Console, several: bool
     if folded := sum(len(one["near_ties"]) for one in shortlist):
         say(
             console,
-            f"{folded} near tie{'s are' if folded > 1 else ' is'} folded into the rows that name them: less than 1 % "
+            f"{folded} near tie{'s are' if folded > 1 else ' is'} folded into the rows that name them: at most 1 % "
             "slower, with no less memory, and other only in how data-parallel ranks are split or the like. --ties "
             "lists each.",
             "dim",

@@ -210,11 +210,13 @@ def fastest(
     entries = [(float(b), i, j) for i, r in enumerate(ranked) for j, b in enumerate(r.bound_seconds)]
     entries.sort()
     done: dict[tuple[int, int], Candidate] = {}
-    for chunk in range(0, len(entries), BATCH):
+    while len(done) < len(entries):
+        # What is needed may grow too: two that were listed may be near ties of one that is found after them.
         needed = needed_seconds(_in_order(done.values()))
-        done |= _exact(question, ranked, [e for e in entries[chunk : chunk + BATCH] if e[0] <= needed])
-        if entries[chunk][0] > needed:
+        batch = [e for e in entries[len(done) : len(done) + BATCH] if e[0] <= needed]
+        if not batch:
             break
+        done |= _exact(question, ranked, batch)
     first_of_kind: dict[tuple[str, ...], tuple[float, int, int]] = {}
     for entry in entries:
         layout = ranked[entry[1]].group.at(np.array([entry[2]])).layout if len(first_of_kind) < 6 else None

@@ -36,10 +36,10 @@ def alike(engine: Engine, layout: Layout) -> tuple[Any, ...]:
 
 
 def shortlist(fastest: Sequence[tuple[Engine, Candidate]], top: int, *, fold: bool = True) -> tuple[Listed, ...]:
-    """The first `top` of candidates, fastest first; with `fold`, of which none is a near tie of one before it: slower
-    by less than `NEAR`, with no less memory, and alike.
+    """The first `top` of candidates that are given fastest first; with `fold`, near ties of one before are with it and
+    have no place of their own: those slower by at most `NEAR`, with no less memory, and alike.
 
-    All are needed that `needed_seconds` asks for.
+    The candidates must be complete up to what `needed_seconds` says of them.
     """
     listed: list[Listed] = []
     ties: list[list[tuple[int, Candidate]]] = []

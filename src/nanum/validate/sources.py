@@ -31,7 +31,7 @@ class Source:
     zero: int = 0  # where a row names none
     attention: Literal["flash", "eager"] = "flash"
     network: str | None = None  # bandwidth between nodes of one GPU; None is the default link
-    reached: float | None = None  # of that bandwidth, where the source measured an exchange; None is the default's
+    reached: float | None = None  # of that bandwidth, by one ring, where the source measured it; None is the default's
     vocab: int | None = None  # where a row names none
     virtual_stages: tuple[int, ...] = ()  # the first that divides a rank's layers, where a row names none
     reshard: bool | None = None  # None is the engine's own
@@ -66,8 +66,9 @@ BLOCKS = ("MXFP8", "FP8-MX")
 """Precisions of rows whose scales are of blocks."""
 LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
 OMNI_PATH = (
-    "four Omni-Path links of 100 Gb/s a node (JeanZay); of its share of them a GPU reaches what one ring over 4 nodes "
-    "did (BigScience, experiments/bandwidth)"
+    "four Omni-Path links of 100 Gb/s a node (JeanZay): each GPU of a node is taken to send at once what all ranks of "
+    "4 nodes together sent around one ring, 84.7 Gb/s on V100 and 40.5 on A100 (BigScience, experiments/bandwidth), as "
+    "groups do that have one rank on each node"
 )
 NVIDIA_SMI = "memory is what nvidia-smi shows, in GiB"
 CLOCK = "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W: its clock is taken to follow the cube root of its power"
