@@ -346,11 +346,12 @@ def test_an_imbalance_of_experts_that_are_not_spread_is_said_to_change_nothing(n
     assert said == [True, False]
 
 
-def test_a_plan_says_how_layers_that_do_not_divide_are_cut(nanum: Run) -> None:
-    document = answer(nanum("plan", "deepseek-v3", "64x8xh100-sxm", "--engine", "megatron", "--top", "1", "--json"))
+def test_a_plan_says_how_layers_that_do_not_divide_are_cut(nanum: Run, tmp_path: Path) -> None:
+    model = tmp_path / "nine.json"
+    model.write_text(json.dumps({**LLAMA, "num_hidden_layers": 9}))
+    document = answer(nanum("plan", str(model), "1x8xh100-sxm", "--engine", "megatron", "--top", "1", "--json"))
     (why,) = (one["why"] for one in document["rejected"] if "does not divide num_hidden_layers" in one["why"])
     assert "--first-stage-layers, --last-stage-layers" in why
-    assert document["best"][0]["layout"]["first_stage_layers"] + document["best"][0]["layout"]["last_stage_layers"] > 0
     words = ["--engine", "megatron", "--pp", "32", "--first-stage-layers", "30", "--ep", "8", "--recompute", "full"]
     check_prediction(answer(nanum("predict", "deepseek-v3", "64x8xh100-sxm", *words, "--json"), code=1))
 
