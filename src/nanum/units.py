@@ -56,15 +56,21 @@ _NUMBER_AND_UNIT = re.compile(
 )
 
 
+_LONGER: dict[str, float] = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
+_DURATION = re.compile(r"\s*(?=[0-9])" + "".join(rf"(?:([0-9,]+) ?{unit}\s*)?" for unit in _LONGER))
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(?!\d|,)")
 
 
 def parse(text: str, dimension: Dimension) -> float:
-    """`text`, a number and a unit such as `400 Gb/s`, `80GiB` or `3.5 us`, in the SI unit of `dimension`.
+    """`text`, a number and a unit such as `400 Gb/s`, `80GiB`, `3.5 us` or `1 min 16 s`, in the SI unit of `dimension`.
 
     Case tells bits from bytes (`Gb/s` is an eighth of `GB/s`). Raises ValueError, in the user's words, when there is no
     number or no unit of that dimension, and when the number is NaN, infinite or negative.
     """
+    if dimension == "seconds" and (parts := _DURATION.fullmatch(text)):  # as `format_seconds` prints it
+        return sum(
+            parse(part, "count") * scale for part, scale in zip(parts.groups(), _LONGER.values(), strict=True) if part
+        )
     match = _NUMBER_AND_UNIT.fullmatch(text)
     if match is None:
         raise ValueError(f"'{text}' is not a quantity (write {_EXAMPLE[dimension]})")
