@@ -116,7 +116,8 @@ def test_memory_reads_back_as_printed(n):
 
 @given(st.floats(1e-9, 59) | st.floats(59, 3e8))
 def test_durations_read_back_as_printed(seconds):
-    assert units.parse(units.format_seconds(seconds), "seconds") == pytest.approx(seconds, rel=0.021)  # half an hour of a day
+    within = 0.021  # half an hour of a day
+    assert units.parse(units.format_seconds(seconds), "seconds") == pytest.approx(seconds, rel=within)
 
 
 @pytest.mark.parametrize(
