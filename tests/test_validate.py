@@ -15,7 +15,7 @@ from nanum.model import Experts, LatentAttention
 from nanum.units import GB, GIB
 from nanum.validate import read, validate
 from nanum.validate.questions import Question, question_of
-from nanum.validate.rows import Row
+from nanum.validate.rows import SHIPPED, Row
 from nanum.validate.summary import Compared, errors, mean_of_sources, summary
 
 ROW = {
@@ -91,6 +91,32 @@ def test_sources_are_told_apart(shipped: dict[str, Row]) -> None:
     assert counts["simumax/moe"] == 12
     assert counts["mbridge/dense"] == 70
     assert counts["titan"] == 25
+
+
+def test_a_run_that_is_shipped_is_completed_by_its_recipe(tmp_path: Path, shipped: dict[str, Row]) -> None:
+    """Not by what was measured; and only where it is the same run."""
+    table = next(
+        found
+        for line in SHIPPED.read_text("utf-8").splitlines()
+        if (found := json.loads(line)).get("cuda_graphs") == "partial"
+    )
+    whole = shipped[table["id"]]
+    silent = {
+        key: value for key, value in table.items() if key not in ("cuda_graphs", "overlap", "recompute", "dispatcher")
+    }
+    silent |= {"measured": {"step_time_s": 1.25}, "derived": {}}
+    besides = {"notes": "read off a table", "confidence": "table", "micro_batches": 8}
+    silent |= besides
+    silent["hardware"] |= {"intra_node": "NVLink", "inter_node": "RDMA", "memory_gb": 80, "notes": "500 W"}
+    silent["model"] |= {"params_b": 70, "config_source": "its config.json"}
+    (row,) = read(lines(tmp_path / "own.jsonl", silent))
+    assert {path: row[path] for path in whole.fields if not path.startswith(("measured", "derived"))} == {
+        path: value for path, value in whole.fields.items() if not path.startswith(("measured", "derived"))
+    }
+    assert {path for path in row.fields if path.startswith(("measured", "derived"))} == {"measured.step_time_s"}
+    silent["layout"] |= {"tp": 2 * silent["layout"]["tp"]}
+    (other,) = read(lines(tmp_path / "own.jsonl", silent))
+    assert other["cuda_graphs"] is None
 
 
 def test_no_time_comes_from_flops(questions: dict[str, Question | list[str]]) -> None:

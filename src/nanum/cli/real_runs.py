@@ -203,9 +203,10 @@ def validate(
       nanum validate my-runs.jsonl --json
 
     Each line of FILE is a run, with the fields of the rows that are shipped (nanum/data/measured/published.jsonl) and
-    no others. A row that cannot be run, or does not say enough, is skipped and counted, with the reason. What a source
-    measured has no part in what is predicted of it. Runs that differ in their layout alone say how well layouts are
-    ranked. The shipped rows take about 40 seconds of one core.
+    no others. A run of the shipped ones' ids and layouts is completed by what these say of its recipe. A row that
+    cannot be run, or does not say enough, is skipped and counted, with the reason. What a source measured has no part
+    in what is predicted of it. Runs that differ in their layout alone say how well layouts are ranked. The shipped
+    rows take about 50 seconds of one core.
 
     Exit code: 0 where a row was compared, 1 where none could be, 2 where the file cannot be read or has no row, or the
     plot not written.

@@ -73,8 +73,13 @@ OBJECTS = ("model", "model.moe", "hardware", "layout", "measured", "derived")
 OPEN = ("measured", "derived")
 NEARLY = 0.9
 """How alike a key must be to one that is read there (by `difflib`), to be a slip of it."""
-UNREAD = ("confidence", "memory_by_rank")
-"""What rows that are shipped say besides."""
+UNREAD = (
+    *("confidence", "notes", "micro_batches", "memory_by_rank", "memory_reserved_gib", "model.params_b"),
+    *("model.config_source", "hardware.intra_node", "hardware.inter_node", "hardware.memory_gb", "hardware.notes"),
+    *("measured.tflops_per_gpu", "measured.tflops_kind", "measured.mfu", "measured.hfu"),
+    *("measured.samples_per_s_per_gpu", "derived.tokens_per_s_per_gpu", "derived.dp"),
+)
+"""What such rows say besides, for people."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +137,31 @@ def tells_launches(row: Row) -> bool:
 
 
 def read(file: Path | None = None) -> list[Row]:
-    """The rows of a file, or those that are shipped. Raises Refused with every reason."""
-    path = SHIPPED if file is None else file
+    """The rows of a file, or those that are shipped. A run that is shipped too is completed by what is said there.
+
+    Raises Refused with every reason.
+    """
+    if file is None:
+        return _read(SHIPPED)
+    rows = _read(file)
+    shipped = {row.id: row for row in _read(SHIPPED)} if rows else {}
+    return [_completed(row, shipped[row.id]) if row.id in shipped else row for row in rows]
+
+
+RUN = ("model.", "hardware.", "layout.", "micro_batch", "global_batch", "precision")
+"""What tells a run from another, and not only what is told of it."""
+
+
+def _completed(row: Row, shipped: Row) -> Row:
+    """With what the shipped row of its id says besides, from scripts and recipes, of how the same run was made; but for
+    what was measured. As it is where the two are not of one run.
+    """
+    said = {path: value for path, value in shipped.fields.items() if not path.startswith(OPEN)}
+    one_run = all(row[path] in (None, value) for path, value in said.items() if path.startswith(RUN))
+    return Row({**said, **row.fields}) if one_run else row
+
+
+def _read(path: Path) -> list[Row]:
     raw = files.read(path, "a file of published runs", LARGEST_FILE_BYTES)
     try:
         text = raw.decode("utf-8-sig")
@@ -200,12 +228,13 @@ def _unknown(table: Mapping[str, Any]) -> Iterator[str]:
                 continue
             if parent in OPEN and any(path.startswith(f"{known}_") for known in FIELDS):
                 continue  # the spread of what is read, or its like
-            close = difflib.get_close_matches(path, KNOWN, n=1, cutoff=NEARLY if parent in OPEN else 0.6)
+            close = difflib.get_close_matches(path, READ, n=1, cutoff=NEARLY if parent in OPEN else 0.6)
             if close or parent not in OPEN:
                 yield f"unknown key {cut_short(path)}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
-KNOWN = frozenset((*FIELDS, *OBJECTS, *UNREAD))
+READ = (*FIELDS, *OBJECTS)
+KNOWN = frozenset((*READ, *UNREAD))
 
 
 def _at(table: Any, path: str) -> Any:
