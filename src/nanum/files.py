@@ -22,26 +22,30 @@ def read(file: Path, what: str, largest_bytes: int) -> bytes:
     name.
     """
     try:
-        _check_readable(file)
-        with file.open("rb") as opened:
-            raw = opened.read(largest_bytes + 1)
+        waits = _would_wait(file)
+        raw = b"" if waits else _first(file, largest_bytes + 1)
     except FileNotFoundError:
         raise Refused(f"{file}: no such file") from None
     except OSError as error:
         raise Refused(f"{file}: {error.strerror or error}") from None
-    except Refused:
-        raise
     except ValueError:  # a NUL in the name
         raise Refused(f"{str(file)!r}: no such file") from None
+    if waits:
+        raise Refused(f"{file}: is a device or a pipe, and no file to read")
     if len(raw) > largest_bytes:
         raise Refused(f"{file}: too large for {what} (over {largest_bytes:,} bytes)")
     return raw
 
 
-def _check_readable(file: Path) -> None:
+def _first(file: Path, size: int) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(size)
+
+
+def _would_wait(file: Path) -> bool:
+    """Is it a device or a pipe that this process has not open?"""
     found = file.stat()
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or _is_open(found)):
-        raise Refused(f"{file}: is a device or a pipe, and no file to read")
+    return not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or _is_open(found))
 
 
 def _is_open(there: os.stat_result) -> bool:

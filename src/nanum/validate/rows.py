@@ -76,8 +76,6 @@ NEARLY = 0.9
 UNREAD = (
     *("confidence", "notes", "micro_batches", "memory_by_rank", "memory_reserved_gib", "model.params_b"),
     *("model.config_source", "hardware.intra_node", "hardware.inter_node", "hardware.memory_gb", "hardware.notes"),
-    *("measured.tflops_per_gpu", "measured.tflops_kind", "measured.mfu", "measured.hfu"),
-    *("measured.samples_per_s_per_gpu", "derived.tokens_per_s_per_gpu", "derived.dp"),
 )
 """What such rows say besides, for people."""
 
@@ -108,7 +106,7 @@ class Row:
 
     @property
     def unseen(self) -> str:
-        """The source without which its coefficients are fitted: its own."""
+        """The source that its coefficients never saw: its own; of what is held out, the one that stands for it."""
         return HELD_OUT.get(self.source, self.source)
 
 
@@ -143,8 +141,7 @@ def read(file: Path | None = None) -> list[Row]:
     """
     if file is None:
         return _read(SHIPPED)
-    rows = _read(file)
-    shipped = {row.id: row for row in _read(SHIPPED)} if rows else {}
+    rows, shipped = _read(file), {row.id: row for row in _read(SHIPPED)}
     return [_completed(row, shipped[row.id]) if row.id in shipped else row for row in rows]
 
 
