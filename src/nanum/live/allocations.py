@@ -1,7 +1,9 @@
 """Every allocation of a rank's tensors, as PyTorch's own profiler sees it: what is held when, and the most of it.
 
 On a CPU the allocator reports each block that it hands out and takes back while a profiler runs, resized storages and
-kernels' workspaces among them; so it must run from before the model is made. On CUDA the allocator counts by itself.
+kernels' workspaces among them; so it must run from before the model is made. Those of oneDNN's products depend on the
+CPU (with AMX, packed copies of operands), and no engine has them on a GPU: products are PyTorch's own here. On CUDA the
+allocator counts by itself.
 """
 
 from __future__ import annotations
@@ -31,10 +33,20 @@ class Allocations:
 
 
 @contextmanager
+def own_products() -> Iterator[None]:
+    """Until the end of the block, no product is oneDNN's."""
+    before, *_ = torch.backends.mkldnn.set_flags(_enabled=False)
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=before)
+
+
+@contextmanager
 def allocations() -> Iterator[Allocations]:
     """Record until the end of the block; the answer is filled in then."""
     found = Allocations()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with own_products(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         yield found
     held = peak = 0
     operation = ""

@@ -30,7 +30,7 @@ except ImportError as error:
 from nanum.errors import Refused
 from nanum.files import write_whole
 from nanum.live import launch
-from nanum.live.allocations import Allocations, allocations, storage_bytes
+from nanum.live.allocations import Allocations, allocations, own_products, storage_bytes
 from nanum.live.counting import Ledger, counted_backend
 from nanum.live.pulse import Pulse
 from nanum.live.question import Question, read
@@ -59,7 +59,8 @@ class Rank:
         mesh = mesh_of(asked)
         alone = Reference([], {})
         if not any(index for axis, index in place.items() if axis != "pp"):  # the first rank of each stage compares
-            alone = reference(asked, self.pulse.beat)
+            with own_products():
+                alone = reference(asked, self.pulse.beat)
         self.tell(ALONE_SHARE)
         gc.collect()
         answer: dict[str, Any] = {"rank": self.rank, "place": place, "reference_losses": alone.losses}
