@@ -53,6 +53,14 @@ BUILT = [
     (63, 4, 1, (0, 1, 0, 0), [16, 16, 16, 15]),
     (62, 4, 1, (1, 1, 0, 0), [15, 16, 16, 15]),
     (62, 4, 2, (1, 1, 0, 0), [7] + [8] * 6 + [7]),
+    (
+        126,
+        16,
+        8,
+        (1, 1, 0, 0),
+        [0] + [1] * 126 + [0],
+    ),  # Llama 3.1 405B on 16 ranks of 8 stages (arXiv 2407.21783, 3.3.2)
+    (127, 16, 8, (0, 1, 0, 0), [1] * 127 + [0]),
     (12, 2, 2, (0, 0, 4, 8), [2, 4, 2, 4]),  # transformer_config.py: all stages of a rank have as many
 ]
 REFUSED = [
@@ -65,6 +73,7 @@ REFUSED = [
     (60, 6, 1, (1, 0, 5, 5), "either the layers of a stage are said, or what the ends weigh"),
     (50, 2, 7, (0, 0, 0, 0), "pp·virtual_stages = 2·7 does not divide num_hidden_layers=50"),
     (4, 4, 4, (0, 0, 0, 0), "pp·virtual_stages = 4·4 exceeds num_hidden_layers=4"),
+    (14, 4, 4, (0, 1, 0, 0), "pp·virtual_stages = 4·4 exceeds num_hidden_layers=14 and the 1 that its ends weigh"),
     (12, 2, 2, (0, 0, 5, 7), "each rank's over its stages (megatron)"),
     (62, 4, 1, (0, 2, 0, 0), "megatron counts an end as one layer or none"),
     (8, 2, 1, (0, 0, 3, 4), "leave 1 for 0 other ranks"),
@@ -96,6 +105,7 @@ def test_what_megatron_refuses(layers: int, pp: int, chunks: int, said: tuple[in
         (32, 4, {"embedding_weight": 0, "head_weight": 0}, [8] * 4),
         (32, 4, {"embedding_weight": 2, "head_weight": 2}, [7, 9, 9, 7]),  # pipeline_parallel.py, its example's weights
         (32, 4, {"head_weight": 3}, [8, 9, 9, 6]),
+        (4, 6, {}, [0, 1, 1, 1, 1, 0]),  # pipeline_parallel.py: as many stages as effective layers
     ],
 )
 def test_what_torchtitan_cuts(layers: int, pp: int, given: dict[str, int], found: list[int]) -> None:
@@ -109,6 +119,7 @@ def test_what_torchtitan_cuts(layers: int, pp: int, given: dict[str, int], found
     ("engine", "given", "reason"),
     [
         ("torchtitan", {"first_stage_layers": 3}, "--first-stage-layers 3 is not in torchtitan"),
+        ("torchtitan", {"schedule": "interleaved", "virtual_stages": 6}, "= 2·6 exceeds num_hidden_layers=8 and the 2"),
         ("torchtitan", {"embedding_weight": 30}, "embedding_weight=30 and head_weight=1: an end weighs more"),
         ("deepspeed", {"head_weight": 1}, "--head-weight 1 is not in deepspeed"),
         ("nanotron", {"last_stage_layers": 1}, "--last-stage-layers 1 is not in nanotron"),

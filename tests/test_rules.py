@@ -46,7 +46,6 @@ def test_a_possible_layout_has_no_reasons():
             {"micro_batch_size": 3, "dp_replicate": 2},
             "micro_batch_size·dp_replicate·dp_shard = 3·2·4 = 24 does not divide global_batch_size=512",
         ),
-        ({"pp": 81}, "pp=81 exceeds num_hidden_layers=80"),
         ({"cp": 3}, "cp=3 does not divide seq_len=8192"),
         ({"cp": 2048}, "cp·tp=2048·8=16384 does not divide seq_len=8192, under sequence parallel"),
         (
@@ -84,10 +83,6 @@ def test_a_possible_layout_has_no_reasons():
             "schedule=1f1b has one stage a rank, not virtual_stages",
         ),
         ({"structure": replace(SEQUENCE, virtual_stages=0)}, "virtual_stages=0 is not a whole number of at least 1"),
-        (
-            {"structure": replace(SEQUENCE, schedule="interleaved", virtual_stages=41)},
-            "pp·virtual_stages = 2·41 exceeds num_hidden_layers=80",
-        ),
         ({"pp": 1, "structure": Structure(schedule="zbv")}, "schedule=zbv with virtual_stages=1 needs pp > 1"),
     ],
 )
@@ -97,7 +92,7 @@ def test_each_rule_speaks(change, said):
 
 def test_every_reason_at_once():
     found = reasons(Layout(dp_shard=5, cp=3, tp=7, pp=100, micro_batch_size=0, structure=SEQUENCE))
-    assert len(found) == 7
+    assert len(found) == 6
     found = reasons(Layout(tp="x", pp=0, cp=1.5))
     assert len(found) == 3
 

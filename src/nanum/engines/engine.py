@@ -64,6 +64,7 @@ class Engine:
     @property
     def refuses(self) -> tuple[Rule, ...]:
         return (
+            _empty_stage_rule(self),
             *self.rules,
             _schedule_rule(self.name, self.schedules),
             *(() if self.fp8 else (_fp8_rule(self.name),)),
@@ -86,9 +87,16 @@ class Engine:
 
     def weights(self, structure: Structure) -> tuple[int, int]:
         """Layers that the embedding and the head count as: as `structure` says, or the engine's own."""
-        embedding, head = self.end_weights or (0, 0)
+        if self.end_weights is None:
+            return 0, 0
+        embedding, head = self.end_weights
         said = structure.embedding_weight, structure.head_weight
         return embedding if said[0] is None else said[0], head if said[1] is None else said[1]
+
+    def most_stages(self, model: Model, structure: Structure) -> int:
+        """So many have a layer or an end each: an end that is weighed may be a stage of its own."""
+        weighed = not (structure.sets_stages or structure.evens_ends)
+        return model.num_hidden_layers + (sum(self.weights(structure)) if weighed else 0)
 
     def layers(self, model: Model, stages: Any, stage: Any, structure: Structure = NOTHING_SAID) -> Any:
         """How many layers a stage has: by what `structure` says of the ends, or by the engine's own rule."""
@@ -166,13 +174,29 @@ def _schedule_rule(engine: str, schedules: tuple[Schedule, ...]) -> Rule:
     )
 
 
+def _empty_stage_rule(engine: Engine) -> Rule:
+    """Refuses stages without a layer that have no end of the model either."""
+
+    def too_many(model: Model, job: Job, cluster: Cluster, layout: Layout) -> Any:
+        return layout.pp * layout.structure.virtual_stages > engine.most_stages(model, layout.structure)
+
+    def say(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str:
+        chunks, layers = layout.structure.virtual_stages, model.num_hidden_layers
+        stages = f"pp={layout.pp}" if chunks == 1 else f"pp·virtual_stages = {layout.pp}·{chunks}"
+        beside = engine.most_stages(model, layout.structure) - layers
+        ends = f" and the {beside} that its ends weigh" if beside else ""
+        return f"{stages} exceeds num_hidden_layers={layers}{ends}"
+
+    return Rule("pp times the virtual stages exceeds num_hidden_layers", too_many, say)
+
+
 def _untrained_stage_rule(engine: Engine) -> Rule:
     """Refuses an end of the pipeline that is a stage of its own, where it is frozen."""
 
     def lone_ends(model: Model, layout: Layout) -> tuple[Any, Any]:
         structure = layout.structure
         stages = stages_of(structure.schedule, layout.pp, structure.virtual_stages if structure.pipelined else 1)
-        stages = least(stages, model.num_hidden_layers)  # more are refused elsewhere
+        stages = least(stages, engine.most_stages(model, structure))  # more are refused elsewhere
         first, last = (engine.layers(model, stages, stage, structure) for stage in (0 * stages, stages - 1))
         return (first < 1) & (layout.pp > 1), (last < 1) & (layout.pp > 1)
 

@@ -266,16 +266,6 @@ BATCH = Rule(
         f"= {layout.micro_batch_size * layout.data_ranks} does not divide global_batch_size={job.global_batch_size}"
     ),
 )
-LAYERS = Rule(
-    "pp times the virtual stages exceeds num_hidden_layers",
-    lambda model, job, cluster, layout: layout.pp * layout.structure.virtual_stages > model.num_hidden_layers,
-    lambda model, job, cluster, layout: (
-        f"pp={layout.pp} exceeds num_hidden_layers={model.num_hidden_layers}"
-        if layout.structure.virtual_stages == 1
-        else f"pp·virtual_stages = {layout.pp}·{layout.structure.virtual_stages} exceeds "
-        f"num_hidden_layers={model.num_hidden_layers}"
-    ),
-)
 SEVERAL_CHUNKS = tuple(name for name in get_args(Schedule) if name not in ONE_STAGE)
 VIRTUAL_STAGES = Rule(
     "the schedule has another number of virtual stages",
@@ -373,7 +363,6 @@ OF_LAYOUT = (
     INTERMEDIATE,
     SEQUENCE,
     BATCH,
-    LAYERS,
     CONTEXT_SEQUENCE,
     *(_heads_rule(name) for name in ("num_attention_heads", "num_key_value_heads")),
     RING_KERNEL,
