@@ -31,6 +31,7 @@ from nanum.validate import read
 from nanum.validate.causes import odd_rows
 from nanum.validate.questions import Question, question_of
 from nanum.validate.rows import HELD_OUT, Row, tells_launches
+from nanum.validate.sources import SOURCES
 
 FILE = Path(__file__).resolve().parents[1] / "src/nanum/data/measured/fitted.toml"
 NAMES = tuple(f.name for f in fields(Fitted))
@@ -84,11 +85,11 @@ def calibrate() -> Iterator[str]:
     left = {name: [n for n in names if n != name] for name in names if not name.startswith(LAUNCHES)}
     without = {name: around[0] * np.exp(_fit(error, slopes, around[0], sources, use)) for name, use in left.items()}
     scored = [row for row in _measured() if not tells_launches(row)]
-    missed = _missed(scored, without)
     seen = {row.id for row in rows}
-    fitted = np.array([row.id in seen for row in scored])
-    ranges = _ranges(missed, fitted, list(left))
-    FILE.write_text(_text(start, without, ranges, [row for row in scored if row.id in seen]), "utf-8")
+    fitted = [row for row in scored if row.id in seen]
+    missed = _missed(scored, without, fitted)
+    ranges = _ranges(missed, np.array([row.id in seen for row in scored]), list(left))
+    FILE.write_text(_text(start, without, ranges, fitted), "utf-8")
     for name in (*left, *HELD_OUT):
         of = 1 / missed.ratio[missed.sources == name] - 1
         yield f"{name:15} {len(of):4} runs: {np.abs(of).mean():6.1%} left out, bias {of.mean():+6.1%}"
@@ -97,22 +98,43 @@ def calibrate() -> Iterator[str]:
 
 class Missed(NamedTuple):
     """Of runs, [n] each: what is measured over what is predicted by coefficients that never saw the run's source, that
-    source, and whether there are experts.
+    source, whether there are experts, and whether too few runs have its engine or its chip.
     """
 
     ratio: np.ndarray
     sources: np.ndarray
     moe: np.ndarray
+    unlike: np.ndarray
 
     def those(self, which: np.ndarray) -> Missed:
         return Missed(*(each[which] for each in self))
 
 
-def _missed(rows: list[Row], without: Mapping[str, np.ndarray]) -> Missed:
+def _missed(rows: list[Row], without: Mapping[str, np.ndarray], fitted: list[Row]) -> Missed:
     seconds, column = _steps(rows, np.vstack(list(without.values()))), {name: i for i, name in enumerate(without)}
     ratio = [question(row.id).step_seconds / seconds[i, column[row.unseen]] for i, row in enumerate(rows)]
     moe = [any(isinstance(kind.mlp, Experts) for kind in question(row.id).model.kinds) for row in rows]
-    return Missed(np.array(ratio), np.array([row.source for row in rows]), np.array(moe))
+    engines, chips = usual(fitted)
+    unlike = [_engine(row) not in engines or _chip(row) not in chips for row in rows]
+    return Missed(np.array(ratio), np.array([row.source for row in rows]), np.array(moe), np.array(unlike))
+
+
+def usual(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Engines and chips that enough of these runs have."""
+    return _often(map(_engine, rows)), _often(map(_chip, rows))
+
+
+def _often(words: Iterable[str]) -> list[str]:
+    found = list(words)
+    return sorted(word for word in set(found) if found.count(word) >= ENOUGH)
+
+
+def _engine(row: Row) -> str:
+    return question(row.id).engine.name
+
+
+def _chip(row: Row) -> str:
+    return question(row.id).cluster.chip.name
 
 
 def _measured() -> Iterator[Row]:
@@ -225,7 +247,7 @@ def _ranges(missed: Missed, fitted: np.ndarray, names: list[str]) -> dict[str, d
     found = []
     for below, above in product(TAILS, TAILS):
         of = {e: _of(tells, [n for n in names if n != e], (below, 1 - above)) for e in ("", *names)}
-        share = {name: held(of[name], own[name].ratio, own[name].moe) for name in names}
+        share = {name: held(of[name], own[name]) for name in names}
         amiss = sum(not FEWEST <= share[name] <= MOST for name in told)
         low, high = of[""]["dense"]
         if np.mean(list(share.values())) >= HOLDS:
@@ -235,14 +257,15 @@ def _ranges(missed: Missed, fitted: np.ndarray, names: list[str]) -> dict[str, d
 
 def _of(missed: Missed, names: list[str], at: tuple[float, float]) -> dict[str, list[float]]:
     """Of these sources, each alike: these percentiles; of what is unlike, the farthest that the 10th and the 90th are
-    in one source.
+    in one source, but for those that warn of their own noise.
     """
-    ratio, sources, moe = missed
+    ratio, sources, moe, _ = missed
 
     def of(which: np.ndarray) -> list[float]:
         return _outward(*quantiles(ratio[which], sources[which], names, at))
 
-    each = [np.quantile(ratio[sources == name], (0.1, 0.9)) for name in names if (sources == name).sum() >= ENOUGH]
+    tells = [name for name in names if (sources == name).sum() >= ENOUGH and not SOURCES[name].noisy]
+    each = [np.quantile(ratio[sources == name], (0.1, 0.9)) for name in tells]
     unlike = _outward(min(low for low, _ in each), max(high for _, high in each))
     told = np.sum(moe & np.isin(sources, names)) >= ENOUGH
     return {"dense": of(~moe), "moe": of(moe) if told else unlike, "unlike": unlike}
@@ -253,10 +276,11 @@ def _outward(low: float, high: float) -> list[float]:
     return [floor(low * 1000) / 1000, ceil(high * 1000) / 1000]
 
 
-def held(of: Mapping[str, Sequence[float]], ratio: np.ndarray, moe: np.ndarray) -> float:
-    """The share of runs in their range."""
-    low, high = (np.where(moe, of["moe"][i], of["dense"][i]) for i in (0, 1))
-    return float(np.mean((low <= ratio) & (ratio <= high)))
+def held(of: Mapping[str, Sequence[float]], runs: Missed) -> float:
+    """The share of runs in their range (`account.coefficients.Ranges.of`)."""
+    kinds = np.select([runs.unlike, runs.moe], ["unlike", "moe"], "dense")
+    low, high = (np.array([of[kind][i] for kind in kinds]) for i in (0, 1))
+    return float(np.mean((low <= runs.ratio) & (runs.ratio <= high)))
 
 
 def _text(start: np.ndarray, without: Mapping[str, np.ndarray], ranges: Mapping[str, Any], rows: list[Row]) -> str:
@@ -274,10 +298,7 @@ def _text(start: np.ndarray, without: Mapping[str, np.ndarray], ranges: Mapping[
         source = f"fitted on {len(rows)} published steps of {sources} sources; {between} with one left out"
         source += f"; told by runs of {TOLD[name]} that have no score" if name in TOLD else ""
         lines += [f"\n[{name}]", f"value = {start[i]:.5g}", 'tag = "derived"', f'source = "{source}"']
-    engines, chips = (
-        _usual(question(row.id).engine.name for row in rows),
-        _usual(question(row.id).cluster.chip.name for row in rows),
-    )
+    engines, chips = usual(rows)
     lines += ["\n[range]", *_pairs(ranges[""]), f"engines = {_listed(engines)}", f"chips = {_listed(chips)}"]
     lines.append(f'source = "of {len(rows)} published steps by coefficients that never saw their source"')
     for name, values in without.items():
@@ -289,11 +310,6 @@ def _text(start: np.ndarray, without: Mapping[str, np.ndarray], ranges: Mapping[
 
 def _pairs(ranges: Mapping[str, list[float]]) -> list[str]:
     return [f"{name} = [{low:.3f}, {high:.3f}]" for name, (low, high) in ranges.items()]
-
-
-def _usual(words: Iterable[str]) -> list[str]:
-    found = list(words)
-    return sorted(word for word in set(found) if found.count(word) >= ENOUGH)
 
 
 def _listed(words: list[str]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from bench.calibrate import ENOUGH, HOLDS, _rows, held, quantiles, question
+from bench.calibrate import ENOUGH, HOLDS, Missed, _rows, held, quantiles, question
 from nanum.account.coefficients import coefficients
 from nanum.calibration import Belief, belief, steps_of
 from nanum.calibration.update import in_turn, looked
@@ -52,6 +52,7 @@ class Group:
     residual: np.ndarray
     slopes: np.ndarray
     moe: bool
+    unlike: bool  # have too few runs its engine, or its chip?
 
 
 def spread() -> Iterator[str]:
@@ -72,8 +73,6 @@ def spread() -> Iterator[str]:
         yield f"after {many}: " + ", ".join(f"{kind} {low:.3f} to {high:.3f}" for kind, (low, high) in of.items())
 
 
-Missed = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of pairs of runs, what is measured over what is predicted, the source, and whether they have experts."""
 Ranges = dict[str, tuple[float, float]]
 
 
@@ -81,8 +80,8 @@ def _ranges(missed: Missed, groups: list[Group], sources: list[str]) -> dict[str
     """For all, and for each source that is left out."""
     for tail in TAILS:
         found = {name: _of(missed, groups, [n for n in sources if n != name], tail, name) for name in ("", *sources)}
-        here = {name: missed[1] == name for name in sources}
-        share = [held(found[name], missed[0][one], missed[2][one]) for name, one in here.items() if np.any(one)]
+        here = {name: missed.sources == name for name in sources}
+        share = [held(found[name], missed.those(one)) for name, one in here.items() if np.any(one)]
         if np.mean(share) >= HOLDS:
             break
     return found
@@ -90,7 +89,7 @@ def _ranges(missed: Missed, groups: list[Group], sources: list[str]) -> dict[str
 
 def _of(missed: Missed, groups: list[Group], names: list[str], tail: float, without: str) -> Ranges:
     """No range is wider than before; of experts it is as before where too few runs tell."""
-    ratio, sources, moe = missed
+    ratio, sources, moe, _ = missed
     before = coefficients(without).ranges
     found = {"dense": (before.dense, ~moe), "moe": (before.moe, moe), "unlike": (before.unlike, None)}
     ranges: Ranges = {}
@@ -124,7 +123,9 @@ def _groups() -> list[Group]:
         if len(members) > 1:
             moe = any(isinstance(kind.mlp, Experts) for kind in key[3].kinds)
             residual, slopes = (np.array([found[i][part] for i in members]) for part in (0, 1))
-            groups.append(Group(key[0], residual, slopes, moe))
+            usual = coefficients().ranges
+            unlike = key[1] not in usual.chips or key[2][0] not in usual.engines
+            groups.append(Group(key[0], residual, slopes, moe, unlike))
     return groups
 
 
@@ -187,7 +188,7 @@ def _held(fit: np.ndarray, source: str) -> tuple[Belief, float]:
 def _after(groups: list[Group], fits: Mapping[str, np.ndarray], many: int) -> Missed:
     """What is missed of runs of which `many` others were observed. Steps count as linear."""
     rng = np.random.default_rng(SEED)
-    out: list[tuple[np.ndarray, str, bool]] = []
+    out: list[tuple[np.ndarray, Group]] = []
     for group in groups:
         held, run = _held(fits[group.source], group.source)
         runs = np.arange(len(group.residual))
@@ -199,9 +200,9 @@ def _after(groups: list[Group], fits: Mapping[str, np.ndarray], many: int) -> Mi
             left = np.delete(runs, observed)
             *_, after = in_turn(held, [(group.residual[i], group.slopes[i]) for i in observed], run)
             move = after.mean - held.mean
-            out.append((np.exp(group.residual[left] - group.slopes[left] @ move), group.source, group.moe))
-    sources = np.array([source for off, source, _ in out for _ in off])
-    return np.concatenate([off for off, *_ in out]), sources, np.array([moe for off, _, moe in out for _ in off])
+            out.append((np.exp(group.residual[left] - group.slopes[left] @ move), group))
+    said = [(group.source, group.moe, group.unlike) for off, group in out for _ in off]
+    return Missed(np.concatenate([off for off, _ in out]), *map(np.array, zip(*said, strict=True)))
 
 
 def _text(fits: Mapping[str, np.ndarray], tables: Mapping[str, Mapping[int, Any]], groups: list[Group]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
+from nanum.account.coefficients import most_of
 from nanum.account.cost import TILE_AREA, Cost, coefficients
 from nanum.cluster import Chip, Cluster, Link, Quantity
 from nanum.cluster import load as load_cluster
@@ -49,6 +50,9 @@ def cluster(nodes=4, gpus_per_node=8, its=None):
     nvlink = Link("NVLink", known(300e9), known(0.8), known(2e-6), 8)
     network = Link("InfiniBand", known(25e9), known(0.5), known(10e-6), 16)
     return Cluster("test", nodes, gpus_per_node, its or chip(), nvlink, network)
+
+
+SLOWEST = coefficients().slowest(cluster().gpus)
 
 
 def matmul(m, n, k, dtype="bf16"):
@@ -164,9 +168,29 @@ def test_fp8_with_many_scales_is_slower(scales, rate):
     assert any(f"scales of {scales}" in entry["what"] for entry in node.assumptions())
 
 
+def test_the_most_of_several_is_what_is_drawn():
+    rng = np.random.default_rng(0)
+    assert most_of(1) == 0
+    for n in (2, 8, 64, 1024):
+        drawn = rng.standard_normal((4000, n)).max(axis=1).mean()
+        assert most_of(n) == pytest.approx(drawn, abs=0.03)
+
+
+def test_a_step_waits_for_the_slowest_of_all_gpus():
+    """Products alone do: copies are as fast on each; and a kernel by itself is that of a usual GPU."""
+    sizes = (1, 2, 64, 1024)
+    machines = [load_cluster(f"{max(1, n // 8)}x{min(n, 8)}xh100-sxm") for n in sizes]
+    product, norm = matmul(2**14, 2**14, 2**14), Compute("norm", "forward", 1e9, 2e9, "bf16")
+    seconds = [Cost(machine, LAYOUT).compute_seconds(product) for machine in machines]
+    assert [s / seconds[0] for s in seconds] == pytest.approx([coefficients().slowest(n) for n in sizes], rel=1e-3)
+    assert len({Cost(machine, LAYOUT).compute_seconds(norm) for machine in machines}) == 1
+    alone = [Cost(machine, LAYOUT, coefficients().alone).compute_seconds(product) for machine in machines]
+    assert alone == pytest.approx([alone[0]] * len(sizes))
+
+
 def test_a_large_matmul_runs_at_the_sustained_rate_and_small_ones_slower():
     cost, family = Cost(cluster(), Layout()), coefficients().family("a100-sxm-80gb")
-    sustained = 271.2e12 * family.matmul.value * coefficients().fitted.matmul.value
+    sustained = 271.2e12 * family.matmul.value * coefficients().fitted.matmul.value / SLOWEST
     rates = [node.flops / cost.compute_seconds(node) for node in (matmul(s, s, s) for s in (2**16, 4096, 1024))]
     assert rates[0] == pytest.approx(sustained, rel=0.01)
     assert rates[0] > rates[1] > rates[2]
@@ -194,7 +218,7 @@ def test_attention_backward_is_less_efficient():
         cost.compute_seconds(Compute("attention", phase, 1e12, 1e6, "bf16", attention="flash"))
         for phase in ("forward", "backward", "recompute")
     )
-    assert forward == again == pytest.approx(1e12 / (312e12 * 0.548 * coefficients().fitted.attention.value))
+    assert forward == again == pytest.approx(SLOWEST * 1e12 / (312e12 * 0.548 * coefficients().fitted.attention.value))
     assert backward == pytest.approx(forward * 0.548 / 0.442)
 
 
@@ -204,7 +228,7 @@ def test_a_dtype_without_a_best_matmul_takes_a_tagged_fraction_of_the_peak():
     assert not [entry for entry in cost.assumptions() if "fp32" in entry["what"]]
     seconds = cost.compute_seconds(node)
     assert node.flops / seconds == pytest.approx(
-        19.5e12 * half.value * 0.930 * coefficients().fitted.matmul.value, rel=0.01
+        19.5e12 * half.value * 0.930 * coefficients().fitted.matmul.value / SLOWEST, rel=0.01
     )
     listed = {entry["what"]: entry for entry in cost.assumptions()}
     assert listed["best matmul over peak, fp32"]["tag"] == "assumed"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from importlib.resources import files
+from statistics import NormalDist
 from typing import Any, get_args
 
 from nanum.cluster import Cluster, InAStep
@@ -94,6 +95,7 @@ class Coefficients:
     matmul_best_fraction: Stated
     matmul_by: Mapping[str, Stated]  # of fp8, by `dtypes.Scales`, over one with a scale for all of an operand
     launch_seconds: Stated
+    uneven: Stated  # of GPUs of one kind, the standard deviation of their rate of products over its mean
     families: tuple[Family, ...]
     fitted: Fitted
     ranges: Ranges
@@ -104,6 +106,12 @@ class Coefficients:
         """Those of a machine on which so many steps of the same model, engine and precision were observed."""
         return next((self.observed[n] for n in sorted(self.observed, reverse=True) if n <= observations), self.ranges)
 
+    def slowest(self, gpus: int) -> float:
+        """How long the slowest of so many GPUs takes for products, over a usual one, whose rates are normal around its
+        own. A step waits for it: the others have to hand on what it has not done yet.
+        """
+        return 1 + self.uneven.value * most_of(gpus)
+
     @property
     def alone(self) -> Coefficients:
         """Those of kernels and exchanges that are done alone, as they are timed."""
@@ -111,11 +119,18 @@ class Coefficients:
         free = dict.fromkeys((*OF_HOST, "beside"), none)
         others = {**free, "matmul_untabled": self.fitted.matmul_untabled}
         names = (f.name for f in fields(Fitted))
-        return replace(self, fitted=Fitted(**{name: others.get(name, one) for name in names}))
+        return replace(self, uneven=none, fitted=Fitted(**{name: others.get(name, one) for name in names}))
 
     def family(self, chip: str) -> Family:
         """The family that lists this chip, or the first where none does."""
         return next((family for family in self.families if chip in family.chips), self.families[0])
+
+
+def most_of(n: int) -> float:
+    """What the most of n standard normal numbers is expected to be: 0 of one (Blom, Statistical Estimates and
+    Transformed Beta-Variables, 1958).
+    """
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
 
 def _table(name: str) -> dict[str, Any]:
@@ -152,6 +167,7 @@ def coefficients(without: str = "") -> Coefficients:
         matmul_best_fraction=Stated(**table["matmul"]["best_fraction"]),
         matmul_by={scales: Stated(**table["matmul"][f"by_{scales}"]) for scales in ("rows", "blocks")},
         launch_seconds=Stated(**table["launch"]["seconds"]),
+        uneven=Stated(**table["gpus"]["uneven"]),
         families=families,
         fitted=Fitted(**{name: Stated(**entry) for name, entry in fitted.items()}),
         ranges=_ranges(of, usual, ranges["source"]),

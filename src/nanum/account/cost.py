@@ -56,7 +56,9 @@ def _host_work(node: Collective) -> str:
 
 
 class Rates(NamedTuple):
-    """FLOPs a second of a dtype: the chip's peak (or its best matmul), and an endless matmul's in a step."""
+    """FLOPs a second of a dtype on the slowest GPU: the chip's peak (or its best matmul), and an endless matmul's in a
+    step.
+    """
 
     peak: float
     matmul: Quantity
@@ -167,9 +169,9 @@ class Cost:
             top = best.value if best else peak.value * known.matmul_best_fraction.value  # type: ignore[union-attr]
             typical = known.family(chip.name).matmul or known.fitted.matmul_untabled
             own = known.fitted.matmul_fp8.value if dtype == "fp8" else 1.0
-            self._rates[dtype] = Rates(
-                peak.value if peak else top, top * typical.value * known.fitted.matmul.value * own
-            )
+            slowest = known.slowest(self.cluster.gpus)
+            matmul = top * typical.value * known.fitted.matmul.value * own
+            self._rates[dtype] = Rates((peak.value if peak else top) / slowest, matmul / slowest)
         return self._rates[dtype]
 
     def host_seconds(self, node: Compute) -> Quantity:
@@ -383,6 +385,8 @@ class Cost:
                 *([("operation on experts' slots, of the host", fitted.expert_seconds, "seconds")] if slots else []),
             ],
         }
+        if self._rates and self.cluster.gpus > 1:
+            stated.append(("GPUs' rates of products, standard deviation over the mean", known.uneven, "ratio"))
         used = self._stood_in if self.cluster.measured.kernels else of
         return stated + [entry for subject in of if subject in used for entry in of[subject]]
 

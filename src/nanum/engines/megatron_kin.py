@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from nanum.conventions import ATTENTION_BLOCK, EXPERTS_NORM, ROUTER, SHARED_EXPERTS, Conventions, Fused, Numerics
 from nanum.engines.deepspeed import DEEPSPEED
@@ -20,6 +20,8 @@ from nanum.layout import Structure
 from nanum.model import Model
 from nanum.states import States
 
+Attention = Literal["flash", "cudnn"]
+"""Libraries of Transformer Engine's: FlashAttention, and cuDNN's (NVTE_FUSED_ATTN)."""
 UNEVEN = tuple(rule for rule in MEGATRON.rules if rule is not EQUAL_STAGES)
 """Its rules where a flag, or a fork, lays out layers that do not divide."""
 
@@ -125,7 +127,7 @@ in the router's where they do not run beside the exchange (transformer_layer.py:
 
 
 @cache
-def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False) -> Engine:
+def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False, attention: Attention = "cudnn") -> Engine:
     """Megatron-Bridge, as its recipes set it (scripts/performance). Exchanges run beside what they belong to: those of
     tensor parallelism beside its products (`tp_comm_overlap`, Transformer Engine's user buffers), those of experts
     beside another micro-batch (`overlap_moe_expert_parallel_comm`; here beside its own pass's compute, which is as
@@ -142,6 +144,7 @@ def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False) -> E
             calls=0 if graphs == "full" else stated.calls,
             graphed=GRAPHED.get(graphs, frozenset()),
             fp8_scales="blocks" if blocks else "tensor",
+            attention_library=attention,
             numerics=replace(stated.numerics, grad_dtype=grads or stated.numerics.grad_dtype),
         )
 

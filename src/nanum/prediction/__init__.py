@@ -193,12 +193,14 @@ class Prediction:
 
     @cached_property
     def least_seconds(self) -> float:
-        """Of the step, were nothing slower in it than alone, and launches and exchanges beside compute free."""
+        """Of the step, were nothing slower in it than alone, GPUs equal, and launches and exchanges beside it free."""
         fitted = self.coefficients.fitted
         free = {name: LIMITS[name][0] for name in (*OF_HOST, "beside")}
         free["matmul_fp8"] = fitted.matmul_fp8.value
         best = {name: replace(getattr(fitted, name), value=free.get(name, PHYSICAL)) for name in NAMES}
-        return float(self.by(replace(self.coefficients, fitted=Fitted(**best))).parts.step[0])
+        known = self.coefficients
+        known = replace(known, uneven=replace(known.uneven, value=0.0), fitted=Fitted(**best))
+        return float(self.by(known).parts.step[0])
 
     @cached_property
     def launch_seconds(self) -> float:

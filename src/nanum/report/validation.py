@@ -31,14 +31,14 @@ def print_validation(document: Document, console: Console, *, rows: bool) -> Non
     for quantity, heading in QUANTITIES.items():
         if not _n(document["summary"][quantity]):
             continue
-        title(console, heading)
-        by_source = ((name, each[quantity]) for name, each in document["by_source"].items())
         total = document["summary"][quantity]
-        lines = [_line(name, errors) for name, errors in by_source if errors["n"]]
-        lines += [_line("all runs", total)]
-        if total["mean_of_sources"]["sources"] > 1:
-            lines += [_line("sources' mean", {**total["mean_of_sources"], "n": None, "max": None})]
-        print_table(console, HEADINGS, lines, words=1)
+        fitted, held = (_lines(document, quantity, held_out=held_out) for held_out in (False, True))
+        if fitted or not held:
+            title(console, heading)
+            print_table(console, HEADINGS, fitted if held else [*fitted, _line("all runs", total)], words=1)
+        if held:
+            title(console, f"{heading}: runs that no fit and no range has seen")
+            print_table(console, HEADINGS, [*held, _line("all runs", total)] if fitted else held, words=1)
         _print_out_of_memory(total["oom"], console)
     _print_ranking(document, console)
     for quantity, heading in QUANTITIES.items():
@@ -52,6 +52,16 @@ def print_validation(document: Document, console: Console, *, rows: bool) -> Non
     _print_why(document, console)
     assumed = [f"{each['source']}: {each['engine']}; " + "; ".join(each["assumed"]) for each in document["sources"]]
     print_list(console, "Taken for granted, by source", assumed)
+
+
+def _lines(document: Document, quantity: str, *, held_out: bool) -> list[tuple[str, ...]]:
+    """The sources that are held out of all fits, or the others, and the mean of them."""
+    of = {name: each[quantity] for name, each in document["by_source"].items() if each["held_out"] == held_out}
+    lines = [_line(name, errors) for name, errors in of.items() if errors["n"]]
+    if len(lines) > 1:
+        mean = document["summary"][quantity]["mean_of_held_out" if held_out else "mean_of_sources"]
+        lines.append(_line("sources' mean", {**mean, "n": None, "max": None}))
+    return lines
 
 
 def _n(errors: Document) -> int:

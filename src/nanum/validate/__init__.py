@@ -14,7 +14,7 @@ from nanum.prediction import Prediction, StageMemory
 from nanum.validate.causes import differing_repeats, likely_cause
 from nanum.validate.questions import Kind, Question, question_of, unasked
 from nanum.validate.ranking import groups
-from nanum.validate.rows import Row, read, tells_launches
+from nanum.validate.rows import HELD_OUT, Row, read, tells_launches
 from nanum.validate.sources import source_of
 from nanum.validate.summary import QUANTITIES, Compared, mean_of_sources, summary
 from nanum.validate.workers import in_order
@@ -29,10 +29,15 @@ def validate(rows: list[Row], progress: Progress = lambda done, total: None, job
     answers = in_order(Answering(), rows, progress, jobs)
     compared = differing_repeats([each for answer in answers for each in answer.compared])
     names = list(dict.fromkeys(row.source for row in rows))
-    by_source = {name: summary(each for each in compared if each.source == name) for name in names}
+    by_source = {
+        name: {**summary(each for each in compared if each.source == name), "held_out": name in HELD_OUT}
+        for name in names
+    }
     whole = summary(compared)
     for quantity in QUANTITIES:
-        whole[quantity]["mean_of_sources"] = mean_of_sources(by_source.values(), quantity)
+        for key, held in (("mean_of_sources", False), ("mean_of_held_out", True)):
+            these = (each for each in by_source.values() if each["held_out"] == held)
+            whole[quantity][key] = mean_of_sources(these, quantity)
     ranked = {alike: group.choices[0].id for alike, group in groups(compared).items()}
     return {
         "rows": [{**each.document(), "group": ranked.get(each.alike)} for each in compared],

@@ -98,7 +98,7 @@ def _of_step(of: Compared, error: float, asked: Question, p: Prediction) -> Iter
         )
     if row.source == "mbridge/moe":
         yield "experts: the container's version moves such rows 1.2 to 1.8 times, and is no input"
-    if LINK in source.assumed and asked.cluster.nodes > 1 and parts["exposed exchanges"] > SMALL:
+    if LINK in source.assumed and asked.cluster.nodes > 1 and parts["exposed exchanges"] > max(SMALL, abs(error) / 2):
         yield f"the network is not stated; exposed exchanges are {parts['exposed exchanges']:.0%} of the prediction"
     if row["recompute"] is None and (error < 0) == (source.recompute == "none"):
         yield f"recompute is not stated: {source.recompute} is assumed"

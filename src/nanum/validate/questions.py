@@ -14,7 +14,7 @@ from nanum.cluster.tables import chip_names, chip_table
 from nanum.engines.engine import Engine
 from nanum.engines.megatron import MODULES
 from nanum.errors import Refused
-from nanum.job import Job, Precision
+from nanum.job import Job, Precision, Routing
 from nanum.layout import Layout, Recompute, Schedule, Structure
 from nanum.model import Model
 from nanum.prediction import consistent, reasons
@@ -85,7 +85,8 @@ def question_of(row: Row) -> Question | list[str]:
         why.append("neither a step's time nor a memory of a stated kind was measured")
     if why or not (model and precision and cluster and layout and engine):
         return why
-    job = Job(sequence, batch, precision)
+    capacity = row["expert_capacity"]
+    job = Job(sequence, batch, precision, routing=Routing(capacity, padded=capacity is not None))
     layout = consistent(layout)
     if why := reasons(model, job, cluster, layout, engine):
         return [f"impossible: {reason}" for reason in why]
@@ -215,7 +216,7 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
         fp8_gather="fp8 all-gather" in (row["precision"] or ""),
         grad_sync="each" if zero == 3 else "last",
     )
-    return Layout(1, dp, cp, tp, pp, micro_batch, structure, ep=ep)
+    return Layout(1, dp, cp, tp, pp, micro_batch, structure, ep=ep, etp=row["layout.etp"] or 1)
 
 
 def _cp_kind(row: Row) -> Literal["ring", "allgather", "ulysses"]:

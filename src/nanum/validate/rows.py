@@ -50,7 +50,9 @@ FIELDS: dict[str, tuple[str, Check]] = {
     "dispatcher": _one_of("alltoall", "flex"),
     "cuda_graphs": _one_of("none", "router", "partial", "full"),
     "grad_reduce": _one_of("bf16", "fp32"),
+    "attention_library": _one_of("cudnn", "flash"),
     **dict.fromkeys(("micro_batch", "global_batch", "model.mtp_layers"), WHOLE),
+    "expert_capacity": NUMBER,
     "oom": FLAG,
     "launch_blocking": FLAG,
     "model.name": TEXT,
@@ -60,7 +62,7 @@ FIELDS: dict[str, tuple[str, Check]] = {
     **dict.fromkeys(("model.moe.attention", "model.moe.sliding_window"), TEXT),
     "hardware.gpu": TEXT,
     "hardware.gpus_per_node": WHOLE,
-    **dict.fromkeys((f"layout.{n}" for n in ("gpus", "tp", "pp", "dp", "cp", "ep")), WHOLE),
+    **dict.fromkeys((f"layout.{n}" for n in ("gpus", "tp", "pp", "dp", "cp", "ep", "etp")), WHOLE),
     "layout.vpp": WHOLE_OR_TEXT,
     "layout.zero_stage": STAGE,
     "layout.sequence_parallel": FLAG,
@@ -100,7 +102,7 @@ class Row:
         name, _, rest = self.id.partition("-")
         if name == "vtrain":
             return f"{name}/{'single' if rest.startswith('single') else 'multi'}"
-        if name in ("mbridge", "simumax"):
+        if name in ("mbridge", "simumax", "dgxc"):
             return f"{name}/{'dense' if (self['family'] or 'dense') == 'dense' else 'moe'}"
         return name
 
@@ -110,9 +112,9 @@ class Row:
         return HELD_OUT.get(self.source, self.source)
 
 
-HELD_OUT = {"vtrainlarge": "vtrain/multi"}
-"""Sources that no fit sees, each with the one that it is of a table, machine and software with: its coefficients are
-those that saw neither."""
+HELD_OUT = {"vtrainlarge": "vtrain/multi", "dgxc/dense": "", "dgxc/moe": "", "dgxc25": ""}
+"""Sources that no fit and no range sees. Where one is of a table, machine and software with another, its coefficients
+are those that saw neither; the others' are those of all sources that a fit sees, which are a user's."""
 LAUNCHES = re.compile(r"vtrain-single-.*-(\d+)")
 MODULES = {
     "model.name": "Qwen3-30B-A3B",

@@ -38,6 +38,7 @@ class Source:
     memory: Literal["allocated", "reserved"] | None = None  # what is measured, where a row says that it does not say
     sequence_parallel: bool = False  # where a row does not say
     dispatcher: Dispatcher = "alltoall"
+    noisy: bool = False  # does it warn that its times are not to be trusted?
     public_models: bool = False  # are its models the published ones of their names, also in what a row leaves out?
 
     def loaded(self) -> Engine:
@@ -94,6 +95,16 @@ _BRIDGE = Source(
     zero=1,
     sequence_parallel=True,
 )  # fmt: skip
+_DGX_CLOUD = replace(
+    _BRIDGE,
+    assumed=(
+        "NeMo 24.05 and 24.09, taken for Megatron-Bridge; the recipes' own YAML files say recompute, overlaps, the "
+        "attention library and in what gradients are reduced",
+        LINK,
+        "fp8 has one scale for a tensor, and weights are gathered in it",
+        "layers that do not divide: embedding and head weigh a layer each",
+    ),
+)
 _SIMUMAX = Source(
     kin.SIMUMAX, "llama",
     ("memory is PyTorch's peak allocated on the worst rank", "gradients and weights do not travel beside the passes"),
@@ -119,6 +130,22 @@ SOURCES: dict[str, Source] = {
     "vtrainlarge": _VTRAIN_NODES,
     "mbridge/dense": _BRIDGE,
     "mbridge/moe": replace(_BRIDGE, dispatcher="flex"),
+    "dgxc/dense": _DGX_CLOUD,
+    "dgxc/moe": replace(
+        _DGX_CLOUD,
+        assumed=(
+            *_DGX_CLOUD.assumed,
+            "Grok-1 with its tokenizer (Llama 3's), expert weights cut by tp; each expert's slots padded to capacity 1",
+        ),
+    ),
+    "dgxc25": replace(
+        _DGX_CLOUD,
+        assumed=(
+            "NeMo 25.04, taken for Megatron-Bridge, laid out by its scripts; nothing recomputed; gradients in bf16",
+            "Nemotron on GB200 in CUDA graphs, as its script says; of Llama it says nothing: none",
+            *_DGX_CLOUD.assumed[1:],
+        ),
+    ),
     "simumax/dense": _SIMUMAX,
     "simumax/moe": _SIMUMAX,
     "titan": _TITAN,
@@ -146,7 +173,7 @@ SOURCES: dict[str, Source] = {
     ),
     "jz": Source(
         kin.MEGATRON_DEEPSPEED, "gpt", (GPT, DEEPSPEED_3D, OMNI_PATH, NVIDIA_SMI, "the source warns of 40 % noise"),
-        precision="fp16", recompute="full", attention="eager", network="100 Gb/s", reached=84.7 / 100,
+        precision="fp16", recompute="full", attention="eager", network="100 Gb/s", reached=84.7 / 100, noisy=True,
     ),
     "zb": Source(
         kin.ZERO_BUBBLE, "gpt",
@@ -185,5 +212,6 @@ def source_of(row: Row) -> Source:
     if known.engine is kin.BRIDGE:
         stated = {"graphs": row["cuda_graphs"] or "none", "grads": row["grad_reduce"] or ""}
         blocks = (row["precision"] or "") in BLOCKS
-        return replace(known, engine=kin.bridge(overlaps=row["overlap"] or "tp_comm_overlap", blocks=blocks, **stated))
+        stated |= {"overlaps": row["overlap"] or "tp_comm_overlap", "attention": row["attention_library"] or "cudnn"}
+        return replace(known, engine=kin.bridge(blocks=blocks, **stated))
     return known
