@@ -187,15 +187,23 @@ def test_of_several_engines_each_layout_says_its_own(nanum: Run) -> None:
     assert all(line.startswith(("torchtitan: ", "megatron: ")) for line in document["explanations"])
 
 
-def test_a_plan_s_tokens_come_to_experts_as_is_said(nanum: Run) -> None:
-    of = ("deepseek-v2-lite", "2x8xh100-sxm", "--engine", "megatron", "--dispatcher", "flex")
+@pytest.mark.parametrize(
+    ("model", "flags", "said"),
+    [
+        ("deepseek-v2-lite", ("--engine", "megatron", "--dispatcher", "flex"), {"dispatcher": "flex"}),
+        ("megatron-39.1b", ("--engine", "megatron", "--tp-overlap"), {"tp_overlap": True, "sp": True}),
+        ("gpt3-175b", ("--compile", "--tp-overlap"), {"tp_overlap": True, "compile": True}),
+        ("llama-3.1-8b", ("--compile",), {"compile": True}),
+    ],
+)
+def test_a_plan_s_layouts_are_as_is_said(nanum: Run, model: str, flags: tuple[str, ...], said: dict[str, Any]) -> None:
+    of = (model, "8x8xh100-sxm", *flags)
     plan = nanum("plan", *of, "--top", "1")
-    found = json.loads(nanum("plan", *of, "--top", "1", "--json").stdout)
-    (first,) = found["best"]
-    assert first["layout"]["dispatcher"] == "flex"
+    (first,) = json.loads(nanum("plan", *of, "--top", "1", "--json").stdout)["best"]
+    assert {key: first["layout"][key] for key in said} == said
     command = " ".join(plan.stdout.partition("by stage: nanum ")[2].partition("\nassumed")[0].split())
-    said = json.loads(nanum(*command.split(), "--json").stdout)
-    assert {key: said[key] for key in ("layout", "memory", "time")} == {
+    again = json.loads(nanum(*command.split(), "--json").stdout)
+    assert {key: again[key] for key in ("layout", "memory", "time")} == {
         key: first[key] for key in ("layout", "memory", "time")
     }
 
@@ -207,6 +215,10 @@ def test_a_plan_s_tokens_come_to_experts_as_is_said(nanum: Run) -> None:
         (("deepseek-v2-lite", "--dispatcher", "flex"), "is not modelled for torchtitan: megatron has it"),
         (("deepseek-v2-lite", "--engine", "any", "--dispatcher", "flex"), "is not modelled for torchtitan"),
         (("deepseek-v2-lite", "--engine", "megatron", "--dispatch-dtype", "fp8"), "fp8 is of --dispatcher flex"),
+        (("gpt2", "--tp-overlap"), "--tp-overlap is a pass of torch.compile in torchtitan: it needs --compile"),
+        (("gpt2", "--tp-overlap", "--engine", "deepspeed"), "--tp-overlap is not in deepspeed: megatron and torchtit"),
+        (("gpt2", "--compile", "--engine", "megatron"), "--compile is not for megatron"),
+        (("gpt2", "--compile", "--engine", "any"), "--compile with --engine any: name an engine that compiles"),
     ],
 )
 def test_a_plan_of_no_layout_that_could_be_is_refused(nanum: Run, of: tuple[str, ...], why: str) -> None:

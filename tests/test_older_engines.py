@@ -17,7 +17,7 @@ from nanum.account.traffic import traffic
 from nanum.division.parts import emit_parts
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
-from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TORCHTITAN_2024, asynchronous
+from nanum.engines.torchtitan_kin import LLM_FOUNDRY, TORCHTITAN_2024
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Experts, Mlp, Model
@@ -216,13 +216,17 @@ def flat(nodes: Any) -> Any:
 # --- beside
 
 
-def test_asynchronous_tensor_parallelism_is_faster_and_exchanges_the_same() -> None:
-    structure = Structure(zero=3, tensor="sequence")
+@pytest.mark.parametrize(("engine", "zero"), [(TORCHTITAN_2024, 3), (engines.load("megatron"), 1)])
+def test_tensor_parallelism_beside_products_is_faster_and_exchanges_the_same(engine: Engine, zero: int) -> None:
+    structure = Structure(zero=zero, tensor="sequence", compile=zero == 3)
     layout = Layout(dp_shard=4, tp=8, micro_batch_size=4, structure=structure)
     waits, beside = (
-        Prediction(load_model("llama-3.1-70b"), Job(8192, 16, "bf16"), MACHINE, consistent(layout), engine)
-        for engine in (TORCHTITAN_2024, asynchronous(TORCHTITAN_2024))
-    )
+        Prediction(
+            load_model("llama-3.1-70b"), Job(8192, 16, "bf16"), MACHINE,
+            consistent(replace(layout, structure=replace(structure, tp_overlap=overlap))), engine,
+        )
+        for overlap in (False, True)
+    )  # fmt: skip
     assert beside.time.step_seconds < waits.time.step_seconds
     both = ([(r.axis, r.kind, r.calls, r.payload_bytes) for r in p.communication] for p in (waits, beside))
     assert next(both) == next(both)

@@ -15,7 +15,7 @@ from nanum import engines
 from nanum import model as models
 from nanum.build import build
 from nanum.engines.engine import Engine
-from nanum.engines.torchtitan_kin import LLM_FOUNDRY, ROWWISE, TENSORWISE, TORCHTITAN_2024, asynchronous
+from nanum.engines.torchtitan_kin import LLM_FOUNDRY, ROWWISE, TENSORWISE, TORCHTITAN_2024
 from nanum.job import Job
 from nanum.layout import Layout, Structure
 from nanum.model import Model
@@ -27,9 +27,17 @@ S, B, LAYERS = 1024, 2, LLAMA.num_hidden_layers
 TODAY = engines.load("torchtitan")
 
 
-def step(engine: Engine, model: Model = LLAMA, *, precision: Any = "bf16", tp: int = 1, compile: bool = True) -> Step:
+def step(
+    engine: Engine,
+    model: Model = LLAMA,
+    *,
+    precision: Any = "bf16",
+    tp: int = 1,
+    compile: bool = True,
+    tp_overlap: bool = False,
+) -> Step:
     tensor = "sequence" if tp > 1 else "none"
-    structure = Structure(zero=3, tensor=tensor, compile=compile)  # type: ignore[arg-type]
+    structure = Structure(zero=3, tensor=tensor, compile=compile, tp_overlap=tp_overlap)  # type: ignore[arg-type]
     layout = Layout(dp_shard=2, tp=tp, micro_batch_size=B, structure=structure)
     return build(model, Job(S, 2 * B, precision), layout, engine, 0)
 
@@ -62,7 +70,7 @@ def test_nothing_is_copied_where_each_has_its_own_nor_today() -> None:
 def behind(engine: Engine, precision: str) -> Counter[tuple[str, str]]:
     """By kind and phase, how many of a step's exchanges of activations run beside a product."""
     found: Counter[tuple[str, str]] = Counter()
-    for node, times in nodes(step(asynchronous(engine), precision=precision, tp=2).program):
+    for node, times in nodes(step(engine, precision=precision, tp=2, tp_overlap=True).program):
         if isinstance(node, Collective) and node.axes == ("tp",) and node.behind:
             found[node.kind, node.phase] += times
     return found

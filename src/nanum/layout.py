@@ -76,6 +76,7 @@ class Structure:
     evens_ends: bool = False  # of a search's arrays: the ends have what leaves the others even (`engines.evened`)
     embedding_weight: int | None = None  # layers that it counts as where layers are cut into stages; None: the engine's
     head_weight: int | None = None
+    tp_overlap: bool = False  # tensor parallelism's gathers and scatters are in pieces, each beside another's product
     fp8_gather: bool = False  # weights of fp8 products are gathered as such, and not in the precision of activations
     offload: tuple[Offload, ...] = ()  # to the host's memory
     offload_fraction: float = 1.0  # of what an optimizer updates, that it updates on the host

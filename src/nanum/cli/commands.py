@@ -56,7 +56,7 @@ def _top(
 
 @app.command()
 @ends
-@flags.taking(flags.OF_JOB, flags.OF_DISPATCH)
+@flags.taking(flags.OF_JOB, flags.OF_PLAN)
 def plan(
     ctx: typer.Context,
     model: flags.ModelWord,
@@ -72,7 +72,7 @@ def plan(
     with flash attention, eager kernels and the default rank order. What is impossible or does not fit is counted, with
     the reason. What differs from a faster layout only in how data-parallel ranks are split, in what ZeRO shards, or the
     like, and is a near tie of it, stands in its row; --ties gives it a row of its own. How tokens come to experts is
-    not searched: --dispatcher says it for all layouts.
+    not searched, nor how kernels are made: --dispatcher, --tp-overlap and --compile say it for all layouts.
 
     \b
     Examples:

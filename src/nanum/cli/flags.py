@@ -142,6 +142,15 @@ Sp = Annotated[
         "--sp/--no-sp", help="Sequence parallel beside tensor parallel. [yes where --tp is over 1]", show_default=False
     ),
 ]
+TpOverlap = Annotated[
+    bool | None,
+    typer.Option(
+        "--tp-overlap/--no-tp-overlap",
+        help="Sequence parallel's exchanges in pieces beside products: Megatron's --tp-comm-overlap, torchtitan's "
+        "asynchronous tensor parallelism (with --compile). [no]",
+        show_default=False,
+    ),
+]
 CpKind = Annotated[str | None, _text("--cp-kind", "ring|allgather|ulysses", "How context parallel exchanges. [ring]")]
 Schedule = Annotated[
     str | None,
@@ -306,13 +315,16 @@ OF_JOB: dict[str, Any] = {
     "engine": Engine,
 }
 """What is asked of a cluster, whatever the layout, by the names that `words` reads."""
-OF_DISPATCH: dict[str, Any] = {"dispatcher": Dispatcher, "dispatch_dtype": DispatchDtype}
+OF_PLAN: dict[str, Any] = {
+    "dispatcher": Dispatcher, "dispatch_dtype": DispatchDtype, "tp_overlap": TpOverlap, "compile": Compile
+}  # fmt: skip
 """Of a layout, what a plan takes as it is said, and does not search."""
 OF_LAYOUT: dict[str, Any] = {
     "dp_replicate": DpReplicate,
     "dp_shard": DpShard,
     "tp": Tp,
     "sp": Sp,
+    "tp_overlap": TpOverlap,
     "pp": Pp,
     "schedule": Schedule,
     "zero": Zero,
@@ -329,7 +341,8 @@ OF_LAYOUT: dict[str, Any] = {
     "cp_kind": CpKind,
     "ep": Ep,
     "etp": Etp,
-    **OF_DISPATCH,
+    "dispatcher": Dispatcher,
+    "dispatch_dtype": DispatchDtype,
     "virtual_stages": VirtualStages,
     "first_stage_layers": FirstStageLayers,
     "last_stage_layers": LastStageLayers,

@@ -100,6 +100,7 @@ def _structure(reader: Reader, sizes: Mapping[str, int], engine: Engine | None) 
         "virtual_stages": _virtual_stages(reader, schedule, sizes["pp"]),
         "attention": reader.choice("attention", "flash"),
         "hpz": reader.switch("hpz", False),
+        "tp_overlap": reader.switch("tp_overlap", False),
         **{name: reader.choice(name, getattr(Structure, name)) for name in ("dispatcher", "dispatch_dtype")},
     }
     reshard = reader.switch("reshard", bool(engine.default_reshard(sizes["pp"])) if engine is not None else True)

@@ -44,17 +44,30 @@ def plan_question(model_word: str, cluster_word: str, flags: Flags) -> tuple[Que
     asked = question_of(model_word, cluster_word, reader)
     readable = not reader.unread  # of what is asked: how many layouts to show is not of it
     like: Any = {name: reader.choice(name, getattr(Structure, name)) for name in ("dispatcher", "dispatch_dtype")}
+    like |= {name: reader.switch(name, False) for name in ("tp_overlap", "compile")}
     readable = readable and not reader.unread
     top = reader.whole("top", DEFAULT_TOP)
     if asked is not None and readable:
         reader.reasons += _wrong_with_dispatch(asked, Structure(own_experts=True, **like))
+        reader.reasons += _wrong_with_kernels(asked, Structure(**like), any_engine=any_engine)
     if asked is not None and readable and reader.reasons:
         from nanum.rules import OF_JOB, broken
 
         reader.reasons += broken(OF_JOB, asked.model, asked.job, asked.cluster, Layout())
     if asked is None or reader.reasons:
         raise Refused(reader.reasons)
-    return replace(asked, engine_name=ANY_ENGINE) if any_engine else asked, top, Structure(**like)
+    left = tuple(f"no --{name.replace('_', '-')}" for name in _left_out(asked, reader) if not any_engine)
+    asked = replace(
+        asked, defaults=(*asked.defaults, *left), engine_name=ANY_ENGINE if any_engine else asked.engine_name
+    )
+    return asked, top, Structure(**like)
+
+
+def _left_out(asked: Question, reader: Reader) -> list[str]:
+    """What could make kernels faster, was not said, and is not tried."""
+    could = {"compile": not _wrong_with_kernels(asked, Structure(compile=True), any_engine=False)}
+    could["tp_overlap"] = asked.engine.tp_overlap != "none"
+    return [name for name, here in could.items() if here and not reader.said(name)]
 
 
 def _wrong_with_dispatch(asked: Question, structure: Structure) -> list[str]:
@@ -62,6 +75,7 @@ def _wrong_with_dispatch(asked: Question, structure: Structure) -> list[str]:
     from nanum.model import Experts
     from nanum.rules.dispatch import on_nodes
 
+    structure = replace(structure, tp_overlap=False, compile=False)
     usual = replace(structure, dispatcher=Structure.dispatcher, dispatch_dtype=Structure.dispatch_dtype)
     if structure == usual:
         return []
@@ -71,6 +85,19 @@ def _wrong_with_dispatch(asked: Question, structure: Structure) -> list[str]:
     said, plain = (
         broken_rules(asked, on_nodes(replace(pair, structure=each), asked.cluster.gpus_per_node), without_world=True)
         for each in (structure, usual)
+    )
+    return [reason for reason in said if reason not in plain]
+
+
+def _wrong_with_kernels(asked: Question, structure: Structure, *, any_engine: bool) -> list[str]:
+    """Why no layout can have such kernels: of two ranks of tensor parallelism, what would be well otherwise."""
+    if structure.compile and any_engine:
+        return [f"--compile with --engine {ANY_ENGINE}: name an engine that compiles"]
+    if any_engine or not (structure.tp_overlap or structure.compile):
+        return []
+    said, plain = (
+        broken_rules(asked, Layout(tp=2, structure=each), without_world=True)
+        for each in (replace(structure, tensor="sequence"), Structure(tensor="sequence"))
     )
     return [reason for reason in said if reason not in plain]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from nanum.arrays import least, most
 from nanum.cluster import Cluster
-from nanum.conventions import Conventions, Numerics
+from nanum.conventions import Conventions, Numerics, TpBehind
 from nanum.engines.evened import evened_ends
 from nanum.job import Job, Optimizer
 from nanum.layout import ONE_CHUNK, Dispatcher, Layout, Loss, Schedule, Structure
@@ -18,6 +18,7 @@ from nanum.rules.dispatch import dispatcher_rule
 from nanum.rules.experts import capacity_rule
 from nanum.rules.loss import loss_rule
 from nanum.rules.mtp import mtp_rule
+from nanum.rules.overlap import tp_overlap_rules
 from nanum.rules.placement import placement_rules
 from nanum.rules.recompute import SomeLayers, recompute_rules
 from nanum.rules.stacks import pipeline_rule
@@ -54,6 +55,7 @@ class Engine:
     recomputes: tuple[SomeLayers, ...] = ()  # which layers of a stage it can recompute and not the others
     losses: tuple[Loss, ...] = ("full",)  # that it has
     drops_tokens: bool = False  # may its experts have a capacity?
+    tp_overlap: TpBehind = "none"  # which exchanges of tensor parallelism it can run beside products
     hpz: bool = False  # has it second shares of ZeRO-3's weights?
     dispatchers: tuple[Dispatcher, ...] = ("alltoall",)  # of tokens to experts
     sets_stages: bool = False  # may the layers of the first and the last stage be said?
@@ -72,6 +74,7 @@ class Engine:
             dispatcher_rule(self.name, self.dispatchers),
             _hpz_rule(self.name, has=self.hpz),
             *(() if self.fp8_gathers else (_fp8_gather_rule(self.name),)),
+            *tp_overlap_rules(self.name, has=self.tp_overlap != "none", compiled=self.tp_overlap == "own"),
             *recompute_rules(self.name, self.recompute_modules, self.recomputes),
             loss_rule(self.name, self.losses),
             mtp_rule(self.name, self.lacks_mtp),

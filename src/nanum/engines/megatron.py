@@ -117,6 +117,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         chunk_weights="aligned",
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
+        tp_behind="all" if structure.tp_overlap else "none",
         parks="layer ahead",  # --cpu-offloading-num-layers, all but two
         fp8="kept" if job.precision == "fp8" else "none",  # Transformer Engine, module/linear.py
         fp8_gather=fp8_gather(job, structure),
@@ -371,6 +372,7 @@ MEGATRON = Engine(
     recompute_modules=tuple(MODULES),
     dispatchers=("alltoall", "flex"),  # --moe-token-dispatcher-type; flex's backends are DeepEP, and for fp8 NCCL EP
     drops_tokens=True,  # --moe-expert-capacity-factor, --moe-pad-expert-input-to-capacity
+    tp_overlap="all",  # --tp-comm-overlap: Transformer Engine's user buffers
     evens_ends=True,
     sets_stages=True,  # --decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers
     end_weights=(0, 0),  # --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split

@@ -128,9 +128,8 @@ in the router's where they do not run beside the exchange (transformer_layer.py:
 
 @cache
 def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False, attention: Attention = "cudnn") -> Engine:
-    """Megatron-Bridge, as its recipes set it (scripts/performance). Exchanges run beside what they belong to: those of
-    tensor parallelism beside its products (`tp_comm_overlap`, Transformer Engine's user buffers), those of experts
-    beside another micro-batch (`overlap_moe_expert_parallel_comm`; here beside its own pass's compute, which is as
+    """Megatron-Bridge, as its recipes set it (scripts/performance). Exchanges of experts run beside
+    another micro-batch (`overlap_moe_expert_parallel_comm`; here beside its own pass's compute, which is as
     long, and is there too where there is but one micro-batch). Gradients are reduced in fp32, or in `grads`; fp8 has
     scales of `blocks` (MXFP8), or of tensors. Kernels in a CUDA graph are not launched one by one: those of `GRAPHED`,
     or all in a `full` one.
@@ -139,7 +138,6 @@ def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False, atte
     def recipe(stated: Conventions, job: Job) -> Conventions:
         return replace(
             stated,
-            tp_behind="all" if "tp_comm_overlap" in overlaps else "none",
             ep_behind="overlap_moe_expert_parallel_comm" in overlaps,
             calls=0 if graphs == "full" else stated.calls,
             graphed=GRAPHED.get(graphs, frozenset()),
@@ -157,7 +155,7 @@ def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False, atte
     )
 
 
-BRIDGE = bridge(overlaps="tp_comm_overlap", graphs="none", grads="")
+BRIDGE = bridge(overlaps="", graphs="none", grads="")
 
 
 def _loss_of_te(stated: Conventions, job: Job) -> Conventions:

@@ -44,6 +44,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         root_reshards=False,
         fp8="remade" if job.precision == "fp8" else "none",  # torchao, float8_linear.py; weights are gathered in bf16
         fp8_scales="rows",  # components/quantization/float8.py: recipe_name
+        tp_behind="own" if structure.tp_overlap else "none",
         prefetches_units=True,  # parallelize.py: set_modules_to_backward_prefetch, of layers of experts
         expert_weights="before",  # models/moe: score_before_experts
     )
@@ -127,6 +128,7 @@ TORCHTITAN = Engine(
     rules=RULES,
     schedules=pipelining.SCHEDULES,
     losses=("full", "chunked"),
+    tp_overlap="own",  # parallelism.enable_async_tensor_parallel: `_micro_pipeline_tp` with symmetric memory
     end_weights=(1, 1),  # pipeline_parallel_first_stage_less_layers, _last_stage_less_layers
     lacks_mtp="its deepseek_v3 has it, without pipelines and context parallelism, which is not modelled; megatron's is",
     default_reshard=lambda pp: pp == 1,  # parallelize.py: "default" keeps weights gathered under a pipeline

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nanum.conventions import FUSABLE, Conventions, fp8_gather
-from nanum.engines.engine import Engine
 from nanum.engines.torchtitan import TORCHTITAN, conventions
 from nanum.job import Job
 from nanum.layout import Structure
@@ -42,17 +41,6 @@ def of_llm_foundry(model: Model, job: Job, structure: Structure) -> Conventions:
     """
     one = () if structure.recompute == "selective" else (("wq", "wk", "wv"),)
     return replace(conventions(model, job, structure), attention_library="triton", stored_as_one=one)
-
-
-def asynchronous(engine: Engine) -> Engine:
-    """With `experimental.enable_async_tensor_parallel`: gathers and scatters of tensor parallelism are in pieces, each
-    beside the product of another (PyTorch's symmetric memory, `_micro_pipeline_tp`), where it is a product's own.
-    """
-
-    def behind(model: Model, job: Job, structure: Structure) -> Conventions:
-        return replace(engine.conventions(model, job, structure), tp_behind="own")
-
-    return replace(engine, version=f"{engine.version}, asynchronous tensor parallelism", conventions=behind)
 
 
 TENSORWISE = replace(TORCHTITAN, version="of 2025, fp8 by tensors", conventions=by_tensors, fp8_gathers=True)

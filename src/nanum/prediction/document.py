@@ -210,6 +210,7 @@ def layout_document(layout: Layout, num_microbatches: int) -> dict[str, Any]:
         "reshard": s.reshard,
         "hpz": s.hpz,
         "sp": s.tensor == "sequence",
+        "tp_overlap": s.tp_overlap,
         "cp_kind": s.cp_kind,
         "schedule": s.schedule,
         "virtual_stages": s.virtual_stages,

@@ -23,6 +23,7 @@ def flags_of(document: Document) -> str:
         words.append("--reshard" if at["reshard"] else "--no-reshard")
     if at["tp"] > 1:
         words.append("--sp" if at["sp"] else "--no-sp")
+        words += ["--tp-overlap"] if at.get("tp_overlap") else []
     if at["cp"] > 1:
         words.append(f"--cp-kind {at['cp_kind']}")
     if at["pp"] > 1:

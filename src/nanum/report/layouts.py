@@ -92,7 +92,7 @@ def layout_words(layout: Document) -> str:
     if (zero := flat.get("zero")) is not None:
         others.append(_zero_words(zero, flat))
     if flat.get("tensor") == "sequence" or flat.get("sp") is True:
-        others.append("sequence parallel")
+        others.append(f"sequence parallel{' beside products' if flat.get('tp_overlap') else ''}")
     if flat.get("cp", 1) != 1 and "cp_kind" in flat:
         others.append(f"{flat['cp_kind']} context parallel")
     others += dispatch_words(flat)

@@ -81,6 +81,7 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False, evened
             zero=zero,
             reshard=reshard,
             tensor=tensor,
+            tp_overlap=like.tp_overlap and tensor == "sequence" and engine.tp_overlap != "none",
             cp_kind="none",
             recompute=recompute,
             recompute_modules=(),

@@ -15,7 +15,7 @@ from nanum.engines.engine import Engine
 from nanum.engines.megatron import MODULES
 from nanum.errors import Refused
 from nanum.job import Job, Precision, Routing
-from nanum.layout import Layout, Recompute, Schedule, Structure
+from nanum.layout import Layout, Recompute, Schedule, Structure, TensorParallel
 from nanum.model import Model
 from nanum.prediction import consistent, reasons
 from nanum.rules.dispatch import sharing_a_node
@@ -27,6 +27,8 @@ from nanum.validate.sources import Source, source_of
 Quantity = Literal["step_seconds", "memory_bytes"]
 Kind = Literal["allocated", "reserved", "device"]
 
+OF_PRODUCTS = ("async TP", "tp_comm_overlap")
+"""In a row's words: exchanges of tensor parallelism beside products, torchtitan's and Megatron's."""
 NVLINK_72 = 72  # GPUs that one NVLink domain of a GB200 or GB300 NVL72 has
 CHIPS: Mapping[str, str | Mapping[str, Any]] = {
     "A100-SXM4-80GB": "a100-sxm-80gb",
@@ -202,10 +204,13 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
             zero, reshard = 3, False
         elif source.reshard is None:
             reshard = pp == 1
+    tensor: TensorParallel = "sequence" if (source.sequence_parallel if sp is None else sp) else "tensor"
+    overlap = row["overlap"] or source.overlap
     structure = Structure(
         zero=zero,
         reshard=reshard,
-        tensor="sequence" if (source.sequence_parallel if sp is None else sp) else "tensor",
+        tensor=tensor,
+        tp_overlap=tp > 1 and tensor == "sequence" and any(word in overlap for word in OF_PRODUCTS),
         recompute=_recompute(row, source),
         recompute_modules=_recompute_modules(row),
         schedule=schedule,

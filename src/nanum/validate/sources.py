@@ -10,7 +10,7 @@ from typing import Literal
 from nanum import engines
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
-from nanum.engines.torchtitan_kin import LLM_FOUNDRY, ROWWISE, TENSORWISE, TORCHTITAN_2024, asynchronous
+from nanum.engines.torchtitan_kin import LLM_FOUNDRY, ROWWISE, TENSORWISE, TORCHTITAN_2024
 from nanum.job import Precision
 from nanum.layout import Dispatcher, Recompute
 from nanum.validate.rows import Row
@@ -38,6 +38,7 @@ class Source:
     memory: Literal["allocated", "reserved"] | None = None  # what is measured, where a row says that it does not say
     sequence_parallel: bool = False  # where a row does not say
     dispatcher: Dispatcher = "alltoall"
+    overlap: str = ""  # exchanges beside compute, where a row names none
     noisy: bool = False  # does it warn that its times are not to be trusted?
     public_models: bool = False  # are its models the published ones of their names, also in what a row leaves out?
 
@@ -94,6 +95,7 @@ _BRIDGE = Source(
     public_models=True,
     zero=1,
     sequence_parallel=True,
+    overlap="tp_comm_overlap",
 )  # fmt: skip
 _DGX_CLOUD = replace(
     _BRIDGE,
@@ -207,11 +209,9 @@ def source_of(row: Row) -> Source:
         return replace(known, engine=kin.ZERO_3_OF_2021, zero=3)
     if row.source == "titan25" and "rowwise" in (row["precision"] or ""):
         known = replace(known, engine=ROWWISE)
-    if "async TP" in (row["overlap"] or ""):
-        return replace(known, engine=asynchronous(known.loaded()))
     if known.engine is kin.BRIDGE:
         stated = {"graphs": row["cuda_graphs"] or "none", "grads": row["grad_reduce"] or ""}
         blocks = (row["precision"] or "") in BLOCKS
-        stated |= {"overlaps": row["overlap"] or "tp_comm_overlap", "attention": row["attention_library"] or "cudnn"}
+        stated |= {"overlaps": row["overlap"] or "", "attention": row["attention_library"] or "cudnn"}
         return replace(known, engine=kin.bridge(blocks=blocks, **stated))
     return known
