@@ -217,7 +217,7 @@ def plan_document(prediction_document: dict[str, Any]) -> dict[str, Any]:
     tie = copy.deepcopy(second)
     tie["layout"] |= {"dp_replicate": 2, "dp_shard": 1}
     return {
-        "count": {"enumerated": 5400, "impossible": 1200, "too_large": 4000, "ranked": 200},
+        "count": {"enumerated": 5400, "impossible": 1200, "too_large": 4000, "ranked": 200, "several_stages": 7},
         "seconds": 0.31,
         "best": [prediction_document, second, tie],
         "shortlist": [

@@ -26,8 +26,9 @@ from nanum.job import Job
 from nanum.layout import ContextParallel, Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.parallel.pipeline import Step
-from nanum.prediction import consistent, predict, reasons
+from nanum.prediction import Prediction, consistent, predict, reasons
 from nanum.program import Held
+from nanum.search import plan
 from nanum.search.candidates import candidates
 
 TORCH, TORCHTITAN, MEGATRON = (engines.load(name) for name in ("torch", "torchtitan", "megatron"))
@@ -390,8 +391,27 @@ def test_a_prediction(engine: str, kind: str) -> None:
     assert [each.split()[0] for each in left_out] == ["uneven", "a"][: 1 + (kind == "ring")]
 
 
-def test_a_plan_does_not_search_it() -> None:
-    ours = cluster.load("1x8xh100-sxm")
-    groups = candidates(LLAMA, JOB, ours, TORCHTITAN).groups
-    assert groups
-    assert all(np.all(group.layout.cp == 1) and group.layout.structure.cp_kind == "none" for group in groups)
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("torchtitan", "allgather"), ("megatron", "ring"), ("deepspeed", "ulysses")]
+)
+def test_a_plan_divides_sequences_into_parts_that_are_long_enough(engine: str, kind: str) -> None:
+    ours, its = cluster.load("1x8xh100-sxm"), engines.load(engine)
+    found: dict[int, set[tuple[int, str]]] = {}
+    for tokens in (4096, 16384):
+        groups = candidates(LLAMA, replace(JOB, seq_len=tokens), ours, its).groups
+        pairs = {(int(cp), g.layout.structure.cp_kind) for g in groups for cp in np.unique(g.layout.cp)}
+        found[tokens] = pairs
+    assert found == {4096: {(1, "none")}, 16384: {(1, "none"), (2, kind), (4, kind)}}
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "megatron"])
+def test_what_a_plan_says_of_divided_sequences_is_predicted(engine: str) -> None:
+    """Read as arrays, each by its own sizes: bytes and seconds are those of the layout alone."""
+    its, ours = engines.load(engine), cluster.load("2x8xh100-sxm")
+    model, job = models.load("llama-3.1-8b"), Job(32768, 32)
+    found = plan(model, job, ours, engine, top=8, fold=False)
+    contexts = [c for _, c in found.candidates if c.layout.cp > 1]
+    assert contexts
+    for c in contexts:
+        p = Prediction(model, job, ours, consistent(c.layout), its)
+        assert (c.device_bytes, c.step_seconds) == (p.worst.device_bytes, pytest.approx(p.time.step_seconds, rel=1e-9))

@@ -44,7 +44,7 @@ def covers(row: str, leaf: str) -> bool:
     "argv",
     [
         ["predict", "llama-3.1-8b", "2x8xh100-sxm", "--tp", "2", "--pp", "2", "--observed", "20s"],  # noted as far off
-        ["plan", "llama-3.1-8b", "1x8xh100-sxm", "--top", "6"],  # some too large, some near ties
+        ["plan", "llama-3.1-8b", "2x8xh100-sxm"],  # some too large, some near ties
         [
             "scale",
             "llama-3.1-8b",

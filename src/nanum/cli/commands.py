@@ -68,8 +68,9 @@ def plan(
 ) -> int:
     """Find the best layouts, ranked by step time.
 
-    Every division of the whole cluster is tried, with every recompute mode and schedule, and micro-batches of 1 to 16;
-    with flash attention, eager kernels and the default rank order. What is impossible or does not fit is counted, with
+    Every division of the whole cluster is tried, with every recompute mode, micro-batches of 1 to 16, 1F1B and GPipe,
+    and the most promising pipelines with several stages a rank (interleaved); sequences are divided into parts of 4096
+    tokens or more. With flash attention and the default rank order. What is impossible or does not fit is counted, with
     the reason. What differs from a faster layout only in how data-parallel ranks are split, in what ZeRO shards, or the
     like, and is a near tie of it, stands in its row; --ties gives it a row of its own. How tokens come to experts is
     not searched, nor how kernels are made: --dispatcher, --tp-overlap and --compile say it for all layouts.

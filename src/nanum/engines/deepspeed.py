@@ -212,5 +212,6 @@ DEEPSPEED = Engine(
     rules=RULES,
     layers_by_model=layers_of_stage,
     hpz=True,
+    searched_cp_kinds=("ulysses",),
     schedules=("1f1b",),
 )

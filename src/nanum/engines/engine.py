@@ -11,7 +11,7 @@ from nanum.cluster import Cluster
 from nanum.conventions import Conventions, Numerics, TpBehind
 from nanum.engines.evened import evened_ends
 from nanum.job import Job, Optimizer
-from nanum.layout import ONE_CHUNK, Dispatcher, Layout, Loss, Schedule, Structure
+from nanum.layout import ONE_CHUNK, ContextParallel, Dispatcher, Layout, Loss, Schedule, Structure
 from nanum.model import Model
 from nanum.rules import Rule
 from nanum.rules.dispatch import dispatcher_rule
@@ -57,6 +57,7 @@ class Engine:
     drops_tokens: bool = False  # may its experts have a capacity?
     tp_overlap: TpBehind = "none"  # which exchanges of tensor parallelism it can run beside products
     hpz: bool = False  # has it second shares of ZeRO-3's weights?
+    searched_cp_kinds: tuple[ContextParallel, ...] = ("ring",)  # those that a plan tries
     dispatchers: tuple[Dispatcher, ...] = ("alltoall",)  # of tokens to experts
     sets_stages: bool = False  # may the layers of the first and the last stage be said?
     evens_ends: bool = False  # must they be, where layers do not divide? A plan then says them

@@ -128,6 +128,7 @@ TORCHTITAN = Engine(
     rules=RULES,
     schedules=pipelining.SCHEDULES,
     losses=("full", "chunked"),
+    searched_cp_kinds=("allgather",),  # its own
     tp_overlap="own",  # parallelism.enable_async_tensor_parallel: `_micro_pipeline_tp` with symmetric memory
     end_weights=(1, 1),  # pipeline_parallel_first_stage_less_layers, _last_stage_less_layers
     lacks_mtp="its deepseek_v3 has it, without pipelines and context parallelism, which is not modelled; megatron's is",

@@ -55,11 +55,13 @@ def print_plan(
     count, best = document["count"], document["best"]
     several = any(one["engine"]["name"] != document["question"]["engine"]["name"] for one in document["shortlist"])
     print_head(document["question"], console, defaults, layout=False)
+    tried = count["several_stages"]
+    several_stages = f", and {whole(tried)} of them tried with several stages a rank" if tried else ""
     searched = f"{whole(count['enumerated'])} layouts in {duration(document['seconds'])}"
     say(
         console,
         f"{searched}: {whole(count['impossible'])} impossible, {whole(count['too_large'])} too large for the memory, "
-        f"{whole(count['ranked'])} ranked.",
+        f"{whole(count['ranked'])} ranked{several_stages}.",
     )
     if best:
         print_ranking(document["shortlist"], console, several)

@@ -20,6 +20,7 @@ from nanum.prediction.document import layout_document, question_document, summar
 from nanum.rules import OF_JOB, broken
 from nanum.search.candidates import candidates
 from nanum.search.explain import explain
+from nanum.search.interleaved import interleaved
 from nanum.search.near import nearest_that_fits
 from nanum.search.rank import Candidate, Question, Ranked, TooLarge, fastest, read, table
 from nanum.search.shortlist import Listed, needed_seconds, shortlist
@@ -35,6 +36,7 @@ class Plan:
     too_large: TooLarge
     least_engine: Engine  # of the layout that comes nearest to fitting
     ranked: int
+    several: int  # layouts of several stages a rank that were tried besides
     candidates: tuple[tuple[Engine, Candidate], ...]
     read: tuple[tuple[Engine, Ranked], ...]
     top: int
@@ -83,7 +85,7 @@ class Plan:
         return {
             "count": {
                 "enumerated": self.enumerated, "impossible": sum(self.impossible.values()),
-                "too_large": self.too_large.count, "ranked": self.ranked,
+                "too_large": self.too_large.count, "ranked": self.ranked, "several_stages": self.several,
             },
             "seconds": self.seconds,
             "best": best,
@@ -152,13 +154,14 @@ def plan(
     found: list[tuple[Engine, Candidate]] = []
     everything: list[tuple[Engine, Ranked]] = []
     questions = tuple(Question(model, job, cluster, e) for e in chosen)
-    enumerated = ranked = 0
+    enumerated = ranked = several = 0
     too_large = TooLarge()
     nearest_engine = chosen[0]
     impossible: dict[str, int] = {}
-    for question in questions:
+    for which, question in enumerate(questions):
+        reading, trying = (_part(progress, 2 * which + i, 2 * len(questions)) for i in (0, 1))
         tried = candidates(model, job, cluster, question.engine, like)
-        rows, large = read(question, tried.groups, progress)
+        rows, large = read(question, tried.groups, reading)
         enumerated += sum(tried.impossible.values()) + large.count + sum(len(r.group) for r in rows)
         if (too_large + large).layout is not too_large.layout:
             nearest_engine = question.engine
@@ -168,7 +171,10 @@ def plan(
             impossible[reason] = impossible.get(reason, 0) + n
         everything += [(question.engine, r) for r in rows]
         needed = partial(needed_seconds, question.engine, top=top, fold=fold)
-        found += [(question.engine, c) for c in fastest(question, rows, needed)]
+        first = fastest(question, rows, needed)
+        more, n = interleaved(question, rows, first, needed, trying)
+        several += n
+        found += [(question.engine, c) for c in (*first, *more)]
     found.sort(key=lambda ec: (ec[1].step_seconds, ec[1].device_bytes))
     return Plan(
         questions=questions,
@@ -177,12 +183,20 @@ def plan(
         too_large=too_large,
         least_engine=nearest_engine,
         ranked=ranked,
+        several=several,
         candidates=tuple(found),
         read=tuple(everything),
         top=top,
         fold=fold,
         seconds=time.perf_counter() - begin,
     )
+
+
+def _part(progress: Callable[[int, int], None] | None, i: int, n: int) -> Callable[[int, int], None] | None:
+    """What tells the progress of the i-th of n parts of a whole."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(i * total + done, n * total)
 
 
 def nearest(prediction: Prediction, progress: Callable[[int, int], None] | None = None) -> Prediction | None:

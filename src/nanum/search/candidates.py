@@ -20,10 +20,13 @@ from nanum.rules import GENERAL, WORLD, Rule
 from nanum.rules.dispatch import sharing_a_node
 from nanum.search.names import plainer
 
-SIZES = ("dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "ep")
+SIZES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "micro_batch_size", "ep")
 SCHEDULES: dict[bool, tuple[Schedule, ...]] = {True: ("1f1b", "gpipe"), False: ("1f1b",)}
 LARGEST_MICRO_BATCH = 16
 """Sequences of one micro-batch that are tried, in powers of two."""
+SHORTEST_PART = 4096
+"""Tokens of a sequence that a rank of context parallelism has at least: less leaves its kernels little to do. Published
+recipes have as many (two ranks for 8192 tokens: NVIDIA's of Llama 3.1)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Group:
         return len(self.layout.tp)
 
     def at(self, chosen: np.ndarray) -> Group:
-        sizes = {f: getattr(self.layout, f)[chosen] for f in (*SIZES, "cp", "etp", "ep_intra")}
+        sizes = {f: getattr(self.layout, f)[chosen] for f in (*SIZES, "etp", "ep_intra")}
         return Group(Layout(**sizes, structure=self.layout.structure))
 
 
@@ -51,13 +54,15 @@ def divisors(n: int) -> list[int]:
     return sorted({*small, *(n // d for d in small)})
 
 
-def splits(gpus: int) -> np.ndarray:
-    """[n, 4]: every way to write `gpus` as dp_replicate · dp_shard · tp · pp."""
+def splits(gpus: int, seq_len: int) -> np.ndarray:
+    """[n, 5]: every way to write `gpus` as dp_replicate · dp_shard · cp · tp · pp, with so long parts of sequences."""
     rows = [
-        (r, gpus // (r * t * p), t, p)
-        for t in divisors(gpus)
-        for p in divisors(gpus // t)
-        for r in divisors(gpus // (t * p))
+        (r, gpus // (r * c * t * p), c, t, p)
+        for c in divisors(gpus)
+        if c == 1 or seq_len >= c * SHORTEST_PART
+        for t in divisors(gpus // c)
+        for p in divisors(gpus // (c * t))
+        for r in divisors(gpus // (c * t * p))
     ]
     return np.array(rows, np.int64)
 
@@ -68,11 +73,14 @@ UNDIVIDED: dict[str, Any] = {
 """What is not said of a pipeline that is none."""
 
 
-def structures(engine: Engine, like: Structure, *, experts: bool = False, evened: bool = False) -> list[Structure]:
+def structures(
+    engine: Engine, like: Structure, *, contexts: bool = False, experts: bool = False, evened: bool = False
+) -> list[Structure]:
     """Every structure of the ways that the engine has, with the kernels of `like`. With one stage a schedule is none,
-    with tp = 1 there is nothing to split, and cp is 1 in all; `experts` that are spread have a mesh of their own, and
-    `evened` are pipelines whose ends make up for layers that do not divide.
+    with tp = 1 there is nothing to split; `contexts` are parallel too, `experts` that are spread have a mesh of their
+    own, and `evened` are pipelines whose ends make up for layers that do not divide.
     """
+    kinds = engine.searched_cp_kinds if like.cp_kind == "none" else (like.cp_kind,)
     tensors: tuple[TensorParallel, ...] = ("none", "tensor", "sequence")
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     return [
@@ -82,7 +90,7 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False, evened
             reshard=reshard,
             tensor=tensor,
             tp_overlap=like.tp_overlap and tensor == "sequence" and engine.tp_overlap != "none",
-            cp_kind="none",
+            cp_kind=cp_kind,
             recompute=recompute,
             recompute_modules=(),
             recompute_layers=0,
@@ -100,6 +108,7 @@ def structures(engine: Engine, like: Structure, *, experts: bool = False, evened
         for own, zero, tensor, recompute, pipelined in product(
             (False, True) if experts else (False,), engine.searched_zero_stages, tensors, recomputes, (False, True)
         )
+        for cp_kind in ("none", *(kinds if contexts else ()))
         for reshard in ((True, False) if zero == 3 else (True,))
         for schedule in SCHEDULES[pipelined]
         for evens in ((False, True) if evened and pipelined else (False,))
@@ -118,24 +127,30 @@ def candidates(model: Model, job: Job, cluster: Cluster, engine: Engine, like: S
     """
     found = Candidates()
     micro = 2 ** np.arange(int(np.log2(LARGEST_MICRO_BATCH)) + 1)
-    table = splits(cluster.gpus)
+    table = splits(cluster.gpus, job.seq_len)
     for tried in (micro, spread(model, cluster.gpus)):
         table = np.concatenate([np.repeat(table, len(tried), 0), np.tile(tried, len(table))[:, None]], axis=1)
-    tp, pp, ep = table[:, 2], table[:, 3], table[:, 5]
+    of = dict(zip(SIZES, table.T, strict=True))
+    tp, pp, cp, ep = of["tp"], of["pp"], of["cp"], of["ep"]
     rules = [rule for rule in (*GENERAL, *engine.refuses) if rule is not WORLD]
     like = like or Structure()
     evened = _evened(model, engine, like, pp)
-    for structure in structures(engine, like, experts=bool(ep.max() > 1), evened=bool(evened.any())):
-        here = ((tp > 1) == (structure.tensor != "none")) & ((pp > 1) == structure.pipelined)
+    several: Any = {"contexts": cp.max() > 1, "experts": ep.max() > 1, "evened": evened.any()}
+    for structure in structures(engine, like, **several):
+        here = (
+            ((cp > 1) == (structure.cp_kind != "none"))
+            & ((tp > 1) == (structure.tensor != "none"))
+            & ((pp > 1) == structure.pipelined)
+        )
         here &= evened == structure.evens_ends
         here &= (ep > 1) == structure.own_experts
         rows = table[here]
         if not len(rows):
             continue
         one = np.ones(len(rows), np.int64)
-        within = engine.default_etp(rows[:, 2]) if structure.own_experts else rows[:, 2]
         sizes = dict(zip(SIZES, rows.T, strict=True))
-        layout = Layout(**sizes, cp=one, etp=one * within, ep_intra=one, structure=structure)
+        within = engine.default_etp(sizes["tp"]) if structure.own_experts else sizes["tp"]
+        layout = Layout(**sizes, etp=one * within, ep_intra=one, structure=structure)
         if structure.dispatcher == "flex":
             layout = replace(layout, ep_intra=sharing_a_node(layout, cluster.gpus_per_node))
         group = Group(layout)

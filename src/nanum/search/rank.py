@@ -124,7 +124,16 @@ def read(question: Question, found: list[Group], progress: Progress | None = Non
 def _emission(s: Structure) -> tuple[Any, ...]:
     """Structures of equal keys have the same bodies, but for what a layer keeps."""
     defers = s.pipelined or s.grad_sync == "last"
-    return s.zero, s.tensor, s.tp_overlap, s.attention, s.compile, s.own_experts, defers and s.tensor == "sequence"
+    return (
+        s.zero,
+        s.tensor,
+        s.tp_overlap,
+        s.cp_kind,
+        s.attention,
+        s.compile,
+        s.own_experts,
+        defers and s.tensor == "sequence",
+    )
 
 
 def _same_actions(s: Structure) -> tuple[Any, ...]:
