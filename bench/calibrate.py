@@ -87,9 +87,10 @@ def calibrate() -> Iterator[str]:
     scored = [row for row in _measured() if not tells_launches(row)]
     seen = {row.id for row in rows}
     fitted = [row for row in scored if row.id in seen]
-    missed = _missed(scored, without, fitted)
+    missed = _missed(scored, {"": start, **without}, fitted)
     ranges = _ranges(missed, np.array([row.id in seen for row in scored]), list(left))
     FILE.write_text(_text(start, without, ranges, fitted), "utf-8")
+    coefficients.cache_clear()  # what is asked for from here on is the new file's
     for name in (*left, *HELD_OUT):
         of = 1 / missed.ratio[missed.sources == name] - 1
         yield f"{name:15} {len(of):4} runs: {np.abs(of).mean():6.1%} left out, bias {of.mean():+6.1%}"

@@ -144,6 +144,7 @@ PREDICTION: dict[str, Any] = {
             "allocated_bytes": 53_687_092_224,
             "reserved_bytes": 55_834_574_848,
             "device_bytes": 57_982_058_496,
+            "device_bytes_high": 61_203_283_968,
             "context_bytes": 2_147_483_648,
         },
         "stages": [

@@ -99,7 +99,7 @@ def test_nodes_gpus_and_chip():
     loaded = cluster.load("8X4xH100-SXM")
     assert (loaded.nodes, loaded.gpus_per_node, loaded.gpus) == (8, 4, 32)
     assert loaded.name == "8x4xh100-sxm"
-    assert loaded.chip.memory_bytes.value == 81559 * MIB
+    assert loaded.chip.memory_bytes.value == 81080 * MIB
     assert loaded.chip.peak_flops_per_second["bf16"].value == 989e12
     assert loaded.intra_node.bytes_per_second.value == 450e9
     assert loaded.inter_node.bytes_per_second.value == 50e9

@@ -14,7 +14,10 @@ from nanum.account.cost import TILE_AREA, Cost, coefficients
 from nanum.cluster import Chip, Cluster, Link, Quantity
 from nanum.cluster import load as load_cluster
 from nanum.collectives import wire_bytes
-from nanum.layout import Layout
+from nanum.job import Job
+from nanum.layout import Layout, Structure
+from nanum.model import load as load_model
+from nanum.prediction import consistent, predict
 from nanum.program import Collective, Compute
 
 MEASURED = files("nanum") / "data/measured"
@@ -186,6 +189,17 @@ def test_a_step_waits_for_the_slowest_of_all_gpus():
     assert len({Cost(machine, LAYOUT).compute_seconds(norm) for machine in machines}) == 1
     alone = [Cost(machine, LAYOUT, coefficients().alone).compute_seconds(product) for machine in machines]
     assert alone == pytest.approx([alone[0]] * len(sizes))
+
+
+def test_the_least_of_a_step_is_of_equal_gpus():
+    """What no machine is faster than: nothing slower in a step than alone, and no GPU slower than another."""
+    layout = consistent(Layout(dp_shard=64, structure=Structure(zero=3)))
+    p = predict(load_model("llama-3.1-8b"), Job(4096, 64), load_cluster("8x8xh100-sxm"), layout)
+    known = p.coefficients
+    equal = p.by(dataclasses.replace(known, uneven=dataclasses.replace(known.uneven, value=0.0)))
+    uneven = p.by(dataclasses.replace(known, uneven=dataclasses.replace(known.uneven, value=0.1)))
+    assert p.least_seconds == equal.least_seconds == uneven.least_seconds
+    assert equal.time.step_seconds < p.time.step_seconds < uneven.time.step_seconds
 
 
 def test_a_large_matmul_runs_at_the_sustained_rate_and_small_ones_slower():

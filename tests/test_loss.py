@@ -171,3 +171,16 @@ def test_refused(engine: str, given: dict[str, Any], why: str) -> None:
     with pytest.raises(Refused) as refused:
         nanum.predict(load("gpt2"), Job(1024, 64), cluster.load("1x8xh100-sxm"), at, engine=engine)
     assert any(why in reason for reason in refused.value.reasons), refused.value.reasons
+
+
+def test_no_product_is_onednn_s_while_bytes_are_counted() -> None:
+    """With AMX it packs operands into memory of PyTorch's, which no GPU has."""
+    torch = pytest.importorskip("torch")
+    from nanum.live.allocations import allocations, own_products
+
+    before = torch._C._get_mkldnn_enabled()
+    with own_products():
+        assert not torch._C._get_mkldnn_enabled()
+    with allocations():
+        assert not torch._C._get_mkldnn_enabled()
+    assert torch._C._get_mkldnn_enabled() == before

@@ -14,6 +14,7 @@ from nanum import cluster, engines
 from nanum.account.coefficients import coefficients
 from nanum.account.memory import peak
 from nanum.account.traffic import traffic
+from nanum.build import build
 from nanum.division.parts import emit_parts
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
@@ -23,7 +24,7 @@ from nanum.layout import Layout, Structure
 from nanum.model import Attention, Experts, Mlp, Model
 from nanum.model import load as load_model
 from nanum.prediction import Prediction, consistent
-from nanum.program import Compute, Repeat
+from nanum.program import Collective, Compute, Repeat
 
 GPT = Model("gpt", 1024, 32768, 8, 2048, Attention(16, 16, 64), Mlp(4096, False, "gelu"), "layer_norm", "learned", True)
 LLAMA = Model("llama", 1024, 32768, 8, 8192, Attention(16, 4, 64), Mlp(2816, True, "silu"), "rms_norm", "rotary", False)
@@ -230,6 +231,35 @@ def test_tensor_parallelism_beside_products_is_faster_and_exchanges_the_same(eng
     assert beside.time.step_seconds < waits.time.step_seconds
     both = ([(r.axis, r.kind, r.calls, r.payload_bytes) for r in p.communication] for p in (waits, beside))
     assert next(both) == next(both)
+
+
+@pytest.mark.parametrize(("tensor", "sums"), [("sequence", "reduce_scatter"), ("tensor", "all_reduce")])
+def test_megatron_has_half_of_a_backward_s_exchanges_beside_the_other_product(tensor: Any, sums: str) -> None:
+    """What a column-parallel layer gathers again, and the sum of its input's gradient; not what a row-parallel one
+    gathers, which both of its products wait for. Not the code of 2021.
+    """
+
+    def beside(engine: Engine) -> Counter[tuple[str, str, bool]]:
+        layout = Layout(tp=2, micro_batch_size=1, structure=Structure(zero=0, tensor=tensor))
+        found: Counter[tuple[str, str, bool]] = Counter()
+        for node in flat(build(LLAMA, JOB, layout, engine, 0).program):
+            if (
+                isinstance(node, Collective)
+                and node.axes == ("tp",)
+                and node.what == "activations"
+                and node.payload_bytes
+            ):
+                found[node.kind, node.phase, bool(node.behind)] += 1
+        return found
+
+    today, before = beside(engines.load("megatron")), beside(kin.OF_2021)
+    assert not [key for key in today if key[1] == "forward" and key[2]]
+    assert today[sums, "backward", True] > 0
+    assert today[sums, "backward", False] == 0
+    if tensor == "sequence":
+        assert today["all_gather", "backward", True] == today[sums, "backward", True]
+        assert today["all_gather", "backward", False] == today["reduce_scatter", "forward", False]
+    assert not [key for key in before if key[2]]
 
 
 def test_experts_exchanges_are_hidden_by_what_compute_there_is_and_no_more() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nanum import cluster, engines
 from nanum.build import build
 from nanum.engines.evened import saying_ends, to_be_evened
-from nanum.job import Job
+from nanum.job import Job, Trained
 from nanum.layout import Layout, Structure
 from nanum.model import Attention, Mlp, Model
 from nanum.prediction import reasons
@@ -53,13 +53,7 @@ BUILT = [
     (63, 4, 1, (0, 1, 0, 0), [16, 16, 16, 15]),
     (62, 4, 1, (1, 1, 0, 0), [15, 16, 16, 15]),
     (62, 4, 2, (1, 1, 0, 0), [7] + [8] * 6 + [7]),
-    (
-        126,
-        16,
-        8,
-        (1, 1, 0, 0),
-        [0] + [1] * 126 + [0],
-    ),  # Llama 3.1 405B on 16 ranks of 8 stages (arXiv 2407.21783, 3.3.2)
+    (126, 16, 8, (1, 1, 0, 0), [0] + [1] * 126 + [0]),  # Llama 3.1 405B (arXiv 2407.21783, section 3.3.2)
     (127, 16, 8, (0, 1, 0, 0), [1] * 127 + [0]),
     (12, 2, 2, (0, 0, 4, 8), [2, 4, 2, 4]),  # transformer_config.py: all stages of a rank have as many
 ]
@@ -183,3 +177,13 @@ def test_a_step_has_the_layers_that_are_said() -> None:
     for stage, layers in enumerate((2, 6)):
         step = build(MODEL, Job(16, 4), Layout(pp=2, structure=how), engines.load("megatron"), stage)
         assert sum(int(group) for group in step.holds[:3]) == layers
+
+
+def test_a_frozen_end_is_no_stage_of_its_own() -> None:
+    """With as many stages as layers and ends, embedding and head are alone: there is nothing to train on theirs."""
+    model, chips = replace(MODEL, num_hidden_layers=4), replace(CHIPS, gpus_per_node=6)
+    layout = Layout(pp=6, structure=structure(zero=3, reshard=False))
+    for trained, refused in (("all", False), ("layers", True)):
+        job = Job(16, 48, trained=Trained(weights=trained))  # type: ignore[arg-type]
+        found = reasons(model, job, chips, layout, engines.load("torchtitan"))
+        assert any("leaves the embedding alone on a stage" in each for each in found) == refused

@@ -120,9 +120,11 @@ def fp8_gather(job: Job, structure: Structure) -> bool:
     return structure.fp8_gather and job.precision == "fp8"
 
 
-TpBehind = Literal["none", "own", "all"]
-"""`own` are those of one product alone: its result as it is, or its operand as it arrives. A sum of several results is
-not, nor what is quantized when it has been gathered."""
+TpBehind = Literal["none", "weights", "own", "all"]
+"""`weights` are those of backward that a linear layer has beside the product of its other gradient: its input is
+gathered beside the input's gradient, which is reduced beside the weight's. `own` are those of one product alone: its
+result as it is, or its operand as it arrives. A sum of several results is not, nor what is quantized when it has been
+gathered."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Conventions:
     buckets: Buckets = Buckets()
     gathers_to_lists: bool = False  # what ZeRO-3 gathers, or scatters, is copied to or from a list, rank by rank
     reduces_beside: bool = True  # do Megatron's buckets, and ZeRO-3's weights, travel beside the passes?
-    tp_behind: TpBehind = "none"  # which of tensor parallelism's gathers and scatters are in pieces, beside products
+    tp_behind: TpBehind = "none"  # which of tensor parallelism's exchanges are beside products
     ep_behind: bool = False  # do experts' exchanges run beside the compute of another micro-batch?
     more_passes: frozenset[MorePasses] = frozenset()
     calls: int = 1  # kernels launched for an operation that a step counts as one: casts, transposes, biases

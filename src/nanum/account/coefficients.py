@@ -107,8 +107,9 @@ class Coefficients:
         return next((self.observed[n] for n in sorted(self.observed, reverse=True) if n <= observations), self.ranges)
 
     def slowest(self, gpus: int) -> float:
-        """How long the slowest of so many GPUs takes for products, over a usual one, whose rates are normal around its
-        own. A step waits for it: the others have to hand on what it has not done yet.
+        """How long the slowest of so many GPUs takes for products, over a usual one, where their times are normal
+        around its own. A step waits for it: what the others wait for is what it has not done yet. Of kernels that were
+        measured on the cluster itself nothing is said: they took what they took there.
         """
         return 1 + self.uneven.value * most_of(gpus)
 

@@ -153,11 +153,12 @@ def predict(
         predicted, document = calibrated(predicted, seen)
     if not document["fits"]:
         from nanum.cli.progress import Progress
-        from nanum.search import nearest
+        from nanum.search import levers, nearest
 
         with Progress("layouts, for the nearest that fits") as progress:
             near = nearest(predicted, progress)
         document["nearest"] = None if near is None else near.to_dict(communication=False)
+        document["levers"] = list(levers(predicted))
     if json:
         print_json(document)
     else:

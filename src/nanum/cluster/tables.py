@@ -50,8 +50,9 @@ def chip_table(chip: str | Table) -> Table:
 
 def link_tables(table: Table) -> tuple[Table, Table]:
     """The links in a node and between nodes, as tables: the user's keys over the chip's and over the default's."""
-    of_chip = chip_table(table["chip"]).get("intra_node", {}) if isinstance(table["chip"], str) else {}
-    between = read_toml(DATA / "inter_node.toml")
+    shipped = chip_table(table["chip"]) if isinstance(table["chip"], str) else {}
+    of_chip = shipped.get("intra_node", {})
+    between = {**read_toml(DATA / "inter_node.toml"), **shipped.get("inter_node", {})}
     intra_node = {**of_chip, **table.get("intra_node", {})}
     if not _same(of_chip, intra_node, "bandwidth", "bytes_per_second"):  # another link, which is filled its own way
         intra_node.pop("ramp", None)

@@ -117,7 +117,7 @@ def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
         chunk_weights="aligned",
         vocab_multiple_per_tp=128,
         bucket_elements=40_000_000,
-        tp_behind="all" if structure.tp_overlap else "none",
+        tp_behind="all" if structure.tp_overlap else "weights",  # LinearWithGradAccumulationAndAsyncCommunication
         parks="layer ahead",  # --cpu-offloading-num-layers, all but two
         fp8="kept" if job.precision == "fp8" else "none",  # Transformer Engine, module/linear.py
         fp8_gather=fp8_gather(job, structure),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from nanum.conventions import ATTENTION_BLOCK, EXPERTS_NORM, ROUTER, SHARED_EXPERTS, Conventions, Fused, Numerics
 from nanum.engines.deepspeed import DEEPSPEED
@@ -20,8 +20,6 @@ from nanum.layout import Structure
 from nanum.model import Model
 from nanum.states import States
 
-Attention = Literal["flash", "cudnn"]
-"""Libraries of Transformer Engine's: FlashAttention, and cuDNN's (NVTE_FUSED_ATTN)."""
 UNEVEN = tuple(rule for rule in MEGATRON.rules if rule is not EQUAL_STAGES)
 """Its rules where a flag, or a fork, lays out layers that do not divide."""
 
@@ -59,6 +57,7 @@ def _of_2021(stated: Conventions, job: Job) -> Conventions:
         stand_ins=False,
         reduces_beside=False,
         attention_library="flash",
+        tp_behind="none",  # since 2022
         sends_parts=True,
         adds_apart=True,
     )
@@ -116,6 +115,7 @@ ZERO_BUBBLE = replace(
     version="sail-sg/zero-bubble-pipeline-parallelism (2023)",
     conventions=_changed(lambda stated, job: replace(_in_half(stated, job), adds_apart=False)),
     layers_of_stage=weighed_layers,
+    end_weights=(1, 1),
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv"),
 )
 
@@ -127,12 +127,11 @@ in the router's where they do not run beside the exchange (transformer_layer.py:
 
 
 @cache
-def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False, attention: Attention = "cudnn") -> Engine:
-    """Megatron-Bridge, as its recipes set it (scripts/performance). Exchanges of experts run beside
-    another micro-batch (`overlap_moe_expert_parallel_comm`; here beside its own pass's compute, which is as
-    long, and is there too where there is but one micro-batch). Gradients are reduced in fp32, or in `grads`; fp8 has
-    scales of `blocks` (MXFP8), or of tensors. Kernels in a CUDA graph are not launched one by one: those of `GRAPHED`,
-    or all in a `full` one.
+def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False) -> Engine:
+    """Megatron-Bridge, as its recipes set it (scripts/performance). Exchanges of experts run beside another micro-batch
+    (`overlap_moe_expert_parallel_comm`; here beside its own pass's compute, which is as long, and is there too where
+    there is but one micro-batch). Gradients are reduced in fp32, or in `grads`; fp8 has scales of `blocks` (MXFP8), or
+    of tensors. Kernels in a CUDA graph are not launched one by one: those of `GRAPHED`, or all in a `full` one.
     """
 
     def recipe(stated: Conventions, job: Job) -> Conventions:
@@ -142,7 +141,6 @@ def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False, atte
             calls=0 if graphs == "full" else stated.calls,
             graphed=GRAPHED.get(graphs, frozenset()),
             fp8_scales="blocks" if blocks else "tensor",
-            attention_library=attention,
             numerics=replace(stated.numerics, grad_dtype=grads or stated.numerics.grad_dtype),
         )
 
@@ -151,6 +149,7 @@ def bridge(*, overlaps: str, graphs: str, grads: str, blocks: bool = False, atte
         version="Megatron-Bridge",
         conventions=_changed(recipe),
         layers_of_stage=equal_or_weighed,
+        end_weights=(1, 1),
         rules=UNEVEN,
     )
 

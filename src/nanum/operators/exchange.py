@@ -91,11 +91,25 @@ def _of_tensor_parallelism(node: Any) -> bool:
     return isinstance(node, Collective) and node.axes == ("tp",) and node.kind in ("all_gather", "reduce_scatter")
 
 
+def _of_a_linear_backward(node: Any) -> bool:
+    return isinstance(node, Collective) and node.axes == ("tp",) and node.what == "activations"
+
+
 def beside_products(t: Recorder) -> None:
-    """Of what has been recorded: where an engine cuts a product's `own` exchanges into pieces, those of products run
-    beside them: a reduce-scatter that reads a product, and a gather that a product reads, as it is or in a copy
-    (torch/_inductor/fx_passes/micro_pipeline_tp.py: `_find_producer_matmul`, `_find_consumer_matmuls`).
+    """Of what has been recorded, the exchanges that run beside products.
+
+    Where an engine cuts a product's `own` into pieces: a reduce-scatter that reads a product, and a gather that a
+    product reads, as it is or in a copy (torch/_inductor/fx_passes/micro_pipeline_tp.py: `_find_producer_matmul`,
+    `_find_consumer_matmuls`). Where it has two products of a backward, one beside an exchange that only the other
+    waits for: what forward kept is gathered, and an input's gradient is summed (Megatron-LM, tensor_parallel/layers.py:
+    `LinearWithGradAccumulationAndAsyncCommunication.backward`; Transformer Engine's linear layers do the same).
     """
+    if t.conventions.tp_behind == "weights":
+        of_forward = {x for op in t.forward for x in op.writes}
+        for i, op in enumerate(t.backward):
+            gathers = isinstance(op.node, Collective) and op.node.kind == "all_gather"
+            if _of_a_linear_backward(op.node) and (not gathers or op.reads[0] in of_forward):
+                t.backward[i] = replace(op, node=replace(op.node, behind="product"))  # type: ignore[type-var]
     if t.conventions.tp_behind != "own":
         return
     for ops in (t.forward, t.backward):

@@ -193,7 +193,8 @@ class Prediction:
 
     @cached_property
     def least_seconds(self) -> float:
-        """Of the step, were nothing slower in it than alone, GPUs equal, and launches and exchanges beside it free."""
+        """Of the step, were nothing slower in it than alone, GPUs equal, and launches and exchanges beside compute
+        free."""
         fitted = self.coefficients.fitted
         free = {name: LIMITS[name][0] for name in (*OF_HOST, "beside")}
         free["matmul_fp8"] = fitted.matmul_fp8.value

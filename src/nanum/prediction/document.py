@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 UNMODELLED = (
     "other rank orders, kernels, micro-batches and schedules than a plan tries (flash attention, powers of two up to "
-    "16, 1F1B and GPipe)",
+    "16, 1F1B, GPipe and interleaved)",
     "optimizers that keep states in fp8, and fp4",
     "experts that some tokens prefer to others, unless --expert-imbalance says by how much",
     "which algorithm NCCL picks: one ring of all ranks or, of an all-reduce, a tree of nodes is assumed, whichever is "
     "faster; switches add up inside a node alone (no NVLSTree, no SHARP)",
     "gradient clipping's scalar all-reduce, and data loading",
-    "which kernels lose more to an exchange beside them, and which less (one share is taken of all); stragglers and "
-    "jitter",
+    "which kernels lose more to an exchange beside them, and which less (one share is taken of all); GPUs that are "
+    "slower than those of their kind usually are, and jitter",
     "a host that launches kernels faster or slower than those that its seconds were read off",
     "fragmentation beyond the stated reserve",
 )
@@ -184,7 +184,7 @@ def summary(p: Prediction, candidate: Any) -> dict[str, Any]:
         "fits": True,
         "memory": {
             "capacity_bytes": int(p.cluster.chip.memory_bytes.value),
-            "worst": {"device_bytes": candidate.device_bytes},
+            "worst": {"device_bytes": candidate.device_bytes, "device_bytes_high": p.worst.device_bytes_at("high")},
         },
         "time": {
             "step_seconds": candidate.step_seconds,

@@ -30,11 +30,17 @@ def print_ranking(shortlist: Sequence[Document], console: Console, several: bool
                 duration(time["step_seconds"]),
                 whole(throughput["tokens_per_second_per_gpu"]),
                 percent(throughput["mfu"]),
-                gib(one["memory"]["worst"]["device_bytes"]),
+                gib(one["memory"]["worst"]["device_bytes"]) + (TIGHT if _tight(one["memory"]) else ""),
                 percent(time["bubble_fraction"]),
             )
         )
     print_table(console, RANKING, rows, words=2)
+    if any(_tight(one["memory"]) for one in shortlist):
+        say(
+            console,
+            f"{TIGHT} is tight: by the most that is assumed beyond tensors it is more than the device has.",
+            "dim",
+        )
     if folded := sum(len(one["near_ties"]) for one in shortlist):
         say(
             console,
@@ -43,6 +49,14 @@ def print_ranking(shortlist: Sequence[Document], console: Console, several: bool
             "lists each.",
             "dim",
         )
+
+
+TIGHT = "*"
+
+
+def _tight(memory: Document) -> bool:
+    """Could it be too large, by the range of what is assumed?"""
+    return bool(memory["worst"]["device_bytes_high"] > memory["capacity_bytes"])
 
 
 def _ties_words(one: Document) -> str:

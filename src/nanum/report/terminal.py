@@ -34,9 +34,6 @@ FORMATS: dict[str, Callable[[float], str]] = {
 KINDS_OF_STAGE_SHOWN = 3  # of a pipeline: its first, its last, and those between are usually alike
 BAR_CELLS = 24
 BESIDE_BARS = 42  # cells of a line
-TIGHT = (
-    0.95  # of the device's memory: more than the assumed reserve may be wrong by (1.03 to 1.09 of what is allocated)
-)
 
 
 def print_prediction(document: Document, console: Console, defaults: Sequence[str] = ()) -> None:
@@ -97,6 +94,7 @@ def _least(least: Document | None, console: Console, asked: str) -> None:
     say(console, f"The least that any needs is {over}:")
     say(console, f"  {layout_words(least['layout'])}", "bold")
     say(console, f"  nanum predict {asked} {flags_of(least)}", "dim")
+    _levers(least["levers"], console, "But it fits")
 
 
 def _job_words(job: Document, model: Document) -> str:
@@ -159,13 +157,22 @@ def _verdict(document: Document, console: Console) -> None:
     needs, capacity = worst["device_bytes"], memory["capacity_bytes"]
     where = f"on stage {worst['stage']}, at {worst['moment']}"
     if document["fits"]:
-        tight = "; tight, since reserve and contexts are assumed" if needs > TIGHT * capacity else ""
+        most = worst["device_bytes_high"]
+        tight = f"; tight: by the most that is assumed beyond tensors it is {gib(most)}" if most > capacity else ""
         say(console, f"It fits: {gib(needs)} of {gib(capacity)} GiB, {where}{tight}.", "green")
     else:
         over = f"{gib(needs - capacity)} GiB too much"
         say(console, f"It does not fit: {gib(needs)} of {gib(capacity)} GiB, {over}, {where}.", "red")
         if "nearest" in document:
             _nearest(document["nearest"], console)
+        _levers(document.get("levers"), console, "This very layout fits")
+
+
+def _levers(found: Sequence[Document] | None, console: Console, what: str) -> None:
+    """What makes it fit beside another layout."""
+    if found:
+        said = ", ".join(f"{one['flags']} ({gib(one['device_bytes'])} GiB)" for one in found)
+        say(console, f"{what} with any one of {said}.")
 
 
 def _nearest(near: Document | None, console: Console) -> None:

@@ -33,12 +33,14 @@ def print_validation(document: Document, console: Console, *, rows: bool) -> Non
             continue
         total = document["summary"][quantity]
         fitted, held = (_lines(document, quantity, held_out=held_out) for held_out in (False, True))
-        if fitted or not held:
+        if fitted:
             title(console, heading)
             print_table(console, HEADINGS, fitted if held else [*fitted, _line("all runs", total)], words=1)
         if held:
             title(console, f"{heading}: runs that no fit and no range has seen")
-            print_table(console, HEADINGS, [*held, _line("all runs", total)] if fitted else held, words=1)
+            print_table(console, HEADINGS, held, words=1)
+            both = f"All {whole(total['n'])} runs, of both tables" if fitted else f"All {whole(total['n'])} runs"
+            say(console, f"{both}: off by {percent(total['mape'])}, {total['bias']:+.1%} with the sign.")
         _print_out_of_memory(total["oom"], console)
     _print_ranking(document, console)
     for quantity, heading in QUANTITIES.items():

@@ -76,8 +76,8 @@ class Serial:
     # --- what it consists of ------------------------------------------------------------------------------------------
     def parts(self) -> tuple[Part, ...]:
         """They add up to `fraction(step)`. Of what one GPU does too, its even share is left out: what stays of the
-        optimizer is what is not sharded, and of compute what stages are uneven by, what ranks do alike, and what
-        smaller pieces lose.
+        optimizer is what is not sharded, and of compute what stages are uneven by, what ranks do alike, what
+        smaller pieces lose, and by how much the slowest GPU is slower than a usual one.
         """
         time, alone, n = self.prediction.time, self.prediction.alone, self.gpus
         optimizer = time.optimizer_seconds - float(alone.optimizer_seconds) / n

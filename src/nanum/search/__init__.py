@@ -21,6 +21,7 @@ from nanum.rules import OF_JOB, broken
 from nanum.search.candidates import candidates
 from nanum.search.explain import explain
 from nanum.search.interleaved import interleaved
+from nanum.search.levers import levers
 from nanum.search.near import nearest_that_fits
 from nanum.search.rank import Candidate, Question, Ranked, TooLarge, fastest, read, table
 from nanum.search.shortlist import Listed, needed_seconds, shortlist
@@ -120,11 +121,13 @@ class Plan:
         if large.layout is None:
             return None
         m = q.job.num_microbatches(large.layout.micro_batch_size, large.layout.data_ranks)
+        nearest = Prediction(q.model, q.job, q.cluster, consistent(large.layout), self.least_engine)
         return {
             **question_document(q.model, q.job, q.cluster, self.least_engine),
             "layout": layout_document(large.layout, m),
             "device_bytes": large.device_bytes,
             "capacity_bytes": int(q.cluster.chip.memory_bytes.value),
+            "levers": [] if self.candidates else list(levers(nearest)),
         }
 
 
@@ -210,4 +213,4 @@ def nearest(prediction: Prediction, progress: Callable[[int, int], None] | None 
     return None if best is None else Prediction(p.model, p.job, p.cluster, consistent(best), p.engine)
 
 
-__all__ = ["Plan", "nearest", "plan"]
+__all__ = ["Plan", "levers", "nearest", "plan"]

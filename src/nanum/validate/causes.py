@@ -107,7 +107,7 @@ def _of_step(of: Compared, error: float, asked: Question, p: Prediction) -> Iter
         yield f"probably {name}: {share:.0%} of the prediction"
     if asked.job.precision == "fp8":
         yield "fp8: its recipes and casts are taken for one"
-    if row.source == "jz":
+    if source.noisy:
         yield "noise: the source warns of 40 %"
     yield f"probably kernels: {float(p.parts.compute[0]) / step:.0%} of the prediction; no other part explains it"
 

@@ -108,7 +108,9 @@ class Row:
 
     @property
     def unseen(self) -> str:
-        """The source that its coefficients never saw: its own; of what is held out, the one that stands for it."""
+        """The source that its coefficients never saw: its own; of what is held out, the one that stands for it, or
+        none: those are of all sources that a fit sees.
+        """
         return HELD_OUT.get(self.source, self.source)
 
 

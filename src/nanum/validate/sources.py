@@ -5,14 +5,17 @@ beside every answer; no measured time or memory has a part in it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from nanum import engines
+from nanum.conventions import Conventions
 from nanum.engines import megatron_kin as kin
 from nanum.engines.engine import Engine
 from nanum.engines.torchtitan_kin import LLM_FOUNDRY, ROWWISE, TENSORWISE, TORCHTITAN_2024
-from nanum.job import Precision
-from nanum.layout import Dispatcher, Recompute
+from nanum.job import Job, Precision
+from nanum.layout import Dispatcher, Recompute, Structure
+from nanum.model import Model
 from nanum.validate.rows import Row
 
 Family = Literal["gpt", "gpt without dropout", "bloom", "llama"]
@@ -66,7 +69,7 @@ FP8_OF_TE = (
 )
 BLOCKS = ("MXFP8", "FP8-MX")
 """Precisions of rows whose scales are of blocks."""
-LINK = "the link between nodes is not stated: the default, 400 Gb/s a GPU"
+LINK = "the link between nodes is not stated: the default of its chip"
 OMNI_PATH = (
     "four Omni-Path links of 100 Gb/s a node (JeanZay): each GPU of a node is taken to send at once what all ranks of "
     "4 nodes together sent around one ring, 84.7 Gb/s on V100 and 40.5 on A100 (BigScience, experiments/bandwidth), as "
@@ -100,9 +103,10 @@ _BRIDGE = Source(
 _DGX_CLOUD = replace(
     _BRIDGE,
     assumed=(
-        "NeMo 24.05 and 24.09, taken for Megatron-Bridge; the recipes' own YAML files say recompute, overlaps, the "
-        "attention library and in what gradients are reduced",
+        "NeMo 24.05 and 24.09, taken for Megatron-Bridge; the recipes' YAML files and the scripts that start them say "
+        "recompute, overlaps, the attention library and in what gradients are reduced",
         LINK,
+        *(line for line in _BRIDGE.assumed if line.startswith(("Grace-Blackwell", "models are", "sequence parallel"))),
         "fp8 has one scale for a tensor, and weights are gathered in it",
         "layers that do not divide: embedding and head weigh a layer each",
     ),
@@ -202,9 +206,8 @@ def source_of(row: Row) -> Source:
     """The table's entry. DeepSpeed's ZeRO-3 beside Megatron's other layouts is an engine of its own, and so is a later
     version where a row names one.
     """
-    known, zero = SOURCES.get(row.source), row["layout.zero_stage"]
-    if known is None:
-        return OTHER_SHARDED if zero == 3 else OTHER
+    zero = row["layout.zero_stage"]
+    known = SOURCES.get(row.source, OTHER_SHARDED if zero == 3 else OTHER)
     if zero == 3 and row.source in ("sc21", "jz"):
         return replace(known, engine=kin.ZERO_3_OF_2021, zero=3)
     if row.source == "titan25" and "rowwise" in (row["precision"] or ""):
@@ -212,6 +215,17 @@ def source_of(row: Row) -> Source:
     if known.engine is kin.BRIDGE:
         stated = {"graphs": row["cuda_graphs"] or "none", "grads": row["grad_reduce"] or ""}
         blocks = (row["precision"] or "") in BLOCKS
-        stated |= {"overlaps": row["overlap"] or "", "attention": row["attention_library"] or "cudnn"}
-        return replace(known, engine=kin.bridge(blocks=blocks, **stated))
+        known = replace(known, engine=kin.bridge(overlaps=row["overlap"] or "", blocks=blocks, **stated))
+    if row["attention_library"]:
+        known = replace(known, engine=_attending(known.loaded(), row["attention_library"]))
     return known
+
+
+@cache
+def _attending(engine: Engine, library: Literal["flash", "cudnn"]) -> Engine:
+    """The same with flash attention of another library."""
+
+    def conventions(model: Model, job: Job, structure: Structure) -> Conventions:
+        return replace(engine.conventions(model, job, structure), attention_library=library)
+
+    return replace(engine, conventions=conventions)
