@@ -37,7 +37,7 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
 
 
 def covers(row: str, leaf: str) -> bool:
-    return leaf.startswith(row[:-1]) if row.endswith(".*") else leaf == row
+    return f"{leaf}.".startswith(row[:-1]) if row.endswith(".*") else leaf == row  # an object, or null
 
 
 SMALL = ["llama-3.1-70b", "4x8xa100-sxm-40gb", "--global-batch-size", "512"]

@@ -327,7 +327,7 @@ def test_the_command_answers_and_writes(nanum: Run, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for said in ("What the observed step says", "predicted before", "the best layouts", "Their order"):
         assert said in done.stdout
-    assert "lab.toml is this machine" in " ".join(done.stdout.replace("\n", "").split())
+    assert "lab.toml is this machine" in " ".join(done.stdout.split())
     table = tomllib.loads(file.read_text("utf-8"))
     assert table["in_a_step"]["matmul"]["source"].startswith("observed: 1 step")
     before = file.read_text("utf-8")

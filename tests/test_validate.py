@@ -360,8 +360,8 @@ def test_a_bad_file_has_every_reason(nanum: Run, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     for reason in (
         "line 2: not a JSON object",
-        "line 3: micro_batch = 0 is not a whole number of at least 1",
-        'line 3: model.layers = "many" is not a whole number of at least 1',
+        "line 3: micro_batch = 0 is not a whole number from 1 to 2,147,483,648",
+        'line 3: model.layers = "many" is not a whole number from 1 to 2,147,483,648',
         "line 4: id own-1 is line 1's already",
         "line 5: it has no id",
         "line 5: model = [] is not an object",

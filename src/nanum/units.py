@@ -88,7 +88,7 @@ def whole_number(text: str, least: int = 1) -> int:
     digits = text.lstrip("+0")
     if (digits and text.startswith("-")) or (not digits and least > 0):
         raise ValueError(f"must be at least {least}")
-    if len(digits) > len(str(LARGEST)) or int(digits) > LARGEST:  # int() takes no thousands of digits
+    if len(digits) > len(str(LARGEST)) or int(digits or "0") > LARGEST:  # int() takes no thousands of digits
         raise ValueError(f"must be at most {LARGEST:,}")
     return int(digits or "0")
 

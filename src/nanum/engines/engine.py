@@ -178,6 +178,11 @@ def _schedule_rule(engine: str, schedules: tuple[Schedule, ...]) -> Rule:
     )
 
 
+def _stages_said(layout: Layout) -> str:
+    chunks = layout.structure.virtual_stages
+    return f"pp={layout.pp}" if chunks == 1 else f"pp·virtual_stages = {layout.pp}·{chunks}"
+
+
 def _empty_stage_rule(engine: Engine) -> Rule:
     """Refuses stages without a layer that have no end of the model either."""
 
@@ -185,11 +190,10 @@ def _empty_stage_rule(engine: Engine) -> Rule:
         return layout.pp * layout.structure.virtual_stages > engine.most_stages(model, layout.structure)
 
     def say(model: Model, job: Job, cluster: Cluster, layout: Layout) -> str:
-        chunks, layers = layout.structure.virtual_stages, model.num_hidden_layers
-        stages = f"pp={layout.pp}" if chunks == 1 else f"pp·virtual_stages = {layout.pp}·{chunks}"
+        layers = model.num_hidden_layers
         beside = engine.most_stages(model, layout.structure) - layers
         ends = f" and the {beside} that its ends weigh" if beside else ""
-        return f"{stages} exceeds num_hidden_layers={layers}{ends}"
+        return f"{_stages_said(layout)} exceeds num_hidden_layers={layers}{ends}"
 
     return Rule("pp times the virtual stages exceeds num_hidden_layers", too_many, say)
 
@@ -262,7 +266,8 @@ def _negative_stage_rule(engine: Engine) -> Rule:
             "embedding_weight={} and head_weight={}: an end weighs more than the layers of the ".format(
                 *engine.weights(layout.structure)
             )
-            + f"smallest of pp={layout.pp} stages of num_hidden_layers={model.num_hidden_layers} ({engine.name})"
+            + f"smallest of {_stages_said(layout)} stages of num_hidden_layers={model.num_hidden_layers} "
+            f"({engine.name})"
         ),
     )
 

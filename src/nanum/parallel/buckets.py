@@ -73,8 +73,8 @@ def per_stage(
     sizes = [q for each in turns for part in (each.embedding, *each.layers, each.head) for q in part]
     if not any(isinstance(q, np.ndarray) for q in (*counts, *given, *sizes)):
         return work_out(_at(turns, None), _kinds(chain, None), tuple(map(int, given)))
-    # What tensors are left of is told by tp, and by which ends are here.
-    _, inverse = distinct((*counts, stage.embeds, stage.heads, chain.tp, *given))
+    # What tensors are left of is told by tp and by which ends are here; of experts, by their sizes.
+    _, inverse = distinct((*counts, stage.embeds, stage.heads, chain.tp, *sizes, *given))
     _, first = np.unique(inverse, return_index=True)
     found = [work_out(_at(turns, i), _kinds(chain, i), tuple(int(_pick(q, i)) for q in given)) for i in first]
     return np.array(found)[inverse]

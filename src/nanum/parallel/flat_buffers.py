@@ -144,6 +144,10 @@ class FlatBuffers:
             for each in self.buffers:
                 begin += self._exchanges.of_stage(each, lambda b: b.gather, "gather", direction, 1 - by_parts)
         if direction == "forward":
+            layers = sum(times for part, times in self.chain.counted() if isinstance(part, int))
+            alone = (layers == 0) * (by_parts if self._several else 1)  # an end that is a stage of its own
+            for each in self.buffers:
+                begin += self._exchanges.calls(each, each.layers[0].gather, "gather", direction, alone)
             return [*begin, *self.chain.forward(with_gather, [])]
         return self.chain.backward(begin, with_gather)
 

@@ -172,7 +172,7 @@ def _levers(found: Sequence[Document] | None, console: Console, what: str) -> No
     """What makes it fit beside another layout."""
     if found:
         said = ", ".join(f"{one['flags']} ({gib(one['device_bytes'])} GiB)" for one in found)
-        say(console, f"{what} with any one of {said}.")
+        say(console, f"{what} with {'any one of ' if len(found) > 1 else ''}{said}.")
 
 
 def _nearest(near: Document | None, console: Console) -> None:

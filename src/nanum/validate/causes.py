@@ -72,9 +72,10 @@ def differing_repeats(rows: Sequence[Compared]) -> list[Compared]:
         if row.alike is not None and row.measured is not None:
             found.setdefault((row.alike, row.layout), []).append(row.measured)
     said = []
+    apart_of = {key: max(measured) / min(measured) - 1 for key, measured in found.items()}
     for row in rows:
-        measured = found.get((row.alike, row.layout), [0.0])
-        if row.likely_cause and row.alike is not None and (apart := max(measured) / min(measured) - 1) > SMALL:
+        apart = apart_of.get((row.alike, row.layout), 0.0)
+        if row.likely_cause and row.alike is not None and apart > SMALL:
             row = replace(row, likely_cause=f"repeats of this run differ by {apart:.0%}")
         said.append(row)
     return said

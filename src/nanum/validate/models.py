@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -12,8 +12,8 @@ from nanum.model.presets import Preset, presets
 from nanum.validate.rows import Row
 from nanum.validate.sources import Family, Source
 
-LATENT = re.compile(r"MLA q_lora(\d+) kv_lora(\d+) nope(\d+) rope(\d+) v(\d+)")
-EVERY_OTHER = re.compile(r"(\d+), every other layer")
+LATENT = re.compile(r"MLA q_lora(N) kv_lora(N) nope(N) rope(N) v(N)".replace("N", r"[1-9]\d{0,8}"))
+EVERY_OTHER = re.compile(r"([1-9]\d{0,8}), every other layer")
 
 
 def model_of(row: Row, source: Source, reasons: list[str]) -> Model | None:
@@ -26,6 +26,9 @@ def model_of(row: Row, source: Source, reasons: list[str]) -> Model | None:
         reasons.append("state-space layers are not modelled")
     if missing:
         reasons.append(f"the model's size is not stated ({', '.join(missing)})")
+        return None
+    if wrong := list(_wrong_sizes(row)):
+        reasons.extend(wrong)
         return None
     assert vocab is not None
     if source.public_models and (public := _public(row, vocab)):
@@ -53,6 +56,17 @@ def model_of(row: Row, source: Source, reasons: list[str]) -> Model | None:
         alternates=_windowed(row, attention, mlp),
         embedding_norm=source.family == "bloom",
     )
+
+
+def _wrong_sizes(row: Row) -> Iterator[str]:
+    """Why there is no such model."""
+    heads, keys = row["model.heads"], row["model.kv_heads"]
+    if keys and heads % keys:
+        yield f"kv_heads={keys} does not divide heads={heads}"
+    if row["model.moe"] and (row["model.moe.topk"] or 1) > (row["model.moe.experts"] or 1):
+        yield f"topk={row['model.moe.topk']} exceeds experts={row['model.moe.experts']}"
+    if (dense := row["model.moe.dense_layers"] or 0) > row["model.layers"]:
+        yield f"dense_layers={dense} exceeds layers={row['model.layers']}"
 
 
 @cache

@@ -138,7 +138,7 @@ def _cluster(row: Row, source: Source, why: list[str]) -> Cluster | None:
     gpu, gpus, node = row["hardware.gpu"], row["layout.gpus"], row["hardware.gpus_per_node"]
     known = gpu in CHIPS or gpu in chip_names()
     if not known:
-        why.append(f"no chip like '{gpu}' is shipped")
+        why.append(f"no chip like '{gpu}' is shipped" if gpu else "no chip like the row's: it names none")
     if gpus is None:
         why.append("the number of GPUs is not stated")
     if not known or gpus is None:
@@ -218,6 +218,7 @@ def _layout(row: Row, source: Source, why: list[str]) -> Layout | None:
         compile="torch.compile" in (row["overlap"] or ""),
         virtual_stages=chunks,
         cp_kind=_cp_kind(row),
+        own_experts=(row["layout.etp"] or tp) != tp,
         fp8_gather="fp8 all-gather" in (row["precision"] or ""),
         grad_sync="each" if zero == 3 else "last",
     )
@@ -235,7 +236,7 @@ def _schedule(row: Row, pp: int, source: Source, why: list[str]) -> tuple[Schedu
     known = (v for v in source.virtual_stages if (row["model.layers"] or 0) % (pp * v) == 0)
     said, chunks = row["schedule"], row["layout.vpp"] or next(known, 1)
     if not isinstance(chunks, int):  # each layer a stage; embedding and head count as one
-        chunks = ((row["model.layers"] or 0) + 2) // pp
+        chunks = max(((row["model.layers"] or 0) + 2) // pp, 1)
     if pp == 1:
         return "1f1b", 1
     if said is None:

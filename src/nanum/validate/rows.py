@@ -24,25 +24,35 @@ MOST_REASONS = 20
 Check = Callable[[Any], bool]
 
 
+MOST = 2**31
+"""Of what is counted: beyond any model, machine or batch."""
+
+
 def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**53
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300
+def _between(least: float, most: float) -> tuple[str, Check]:
+    def within(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+    return f"a number from {least:g} to {most:g}", within
 
 
 def _one_of(*words: str) -> tuple[str, Check]:
     return f"{', '.join(words[:-1])} or {words[-1]}", lambda value: value in words
 
 
-WHOLE = ("a whole number of at least 1", _whole)
-NUMBER = ("a number above 0", _number)
+WHOLE = (f"a whole number from 1 to {MOST:,}", _whole)
+MEASURED = _between(1e-9, 1e12)
 TEXT = ("text", lambda value: isinstance(value, str))
 FLAG = ("true or false", lambda value: isinstance(value, bool))
-STAGE = ("0, 1, 2 or 3", lambda value: _whole(value + 1) and value < 4 if isinstance(value, int) else False)
-WHOLE_OR_TEXT = ("a whole number of at least 1, or text", lambda value: _whole(value) or isinstance(value, str))
-WORD = ("text", lambda value: isinstance(value, str) and bool(value.strip()))
+STAGE = ("0, 1, 2 or 3", lambda value: not isinstance(value, bool) and value in (0, 1, 2, 3))
+WHOLE_OR_TEXT = (f"a whole number from 1 to {MOST:,}, or text", lambda value: _whole(value) or isinstance(value, str))
+WORD = (
+    "printable text, of a thousand characters at most",
+    lambda value: isinstance(value, str) and bool(value.strip()) and value.isprintable() and len(value) <= 1000,
+)
 
 FIELDS: dict[str, tuple[str, Check]] = {
     "id": WORD,
@@ -52,7 +62,7 @@ FIELDS: dict[str, tuple[str, Check]] = {
     "grad_reduce": _one_of("bf16", "fp32"),
     "attention_library": _one_of("cudnn", "flash"),
     **dict.fromkeys(("micro_batch", "global_batch", "model.mtp_layers"), WHOLE),
-    "expert_capacity": NUMBER,
+    "expert_capacity": _between(1e-6, 1e6),
     "oom": FLAG,
     "launch_blocking": FLAG,
     "model.name": TEXT,
@@ -66,9 +76,9 @@ FIELDS: dict[str, tuple[str, Check]] = {
     "layout.vpp": WHOLE_OR_TEXT,
     "layout.zero_stage": STAGE,
     "layout.sequence_parallel": FLAG,
-    **dict.fromkeys((f"measured.{n}" for n in ("step_time_s", "tokens_per_s_per_gpu", "memory_gb")), NUMBER),
+    **dict.fromkeys((f"measured.{n}" for n in ("step_time_s", "tokens_per_s_per_gpu", "memory_gb")), MEASURED),
     "measured.memory_def": TEXT,
-    "derived.step_time_s": NUMBER,
+    "derived.step_time_s": MEASURED,
 }
 """By their paths. What is below `measured` and `derived` and not here is another quantity of the same run."""
 OBJECTS = ("model", "model.moe", "hardware", "layout", "measured", "derived")
@@ -117,7 +127,7 @@ class Row:
 HELD_OUT = {"vtrainlarge": "vtrain/multi", "dgxc/dense": "", "dgxc/moe": "", "dgxc25": ""}
 """Sources that no fit and no range sees. Where one is of a table, machine and software with another, its coefficients
 are those that saw neither; the others' are those of all sources that a fit sees, which are a user's."""
-LAUNCHES = re.compile(r"vtrain-single-.*-(\d+)")
+LAUNCHES = re.compile(r"vtrain-single-.*-(\d{1,9})")
 MODULES = {
     "model.name": "Qwen3-30B-A3B",
     "hardware.gpu": "H100-SXM5-80GB",
