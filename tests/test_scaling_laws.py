@@ -14,8 +14,9 @@ from nanum.cluster import load as load_cluster
 from nanum.errors import Refused
 from nanum.job import Job
 from nanum.layout import Layout, Structure
+from nanum.model import load as load_model
 from nanum.prediction import karp_flatt
-from nanum.scaling import Growth
+from nanum.scaling import Growth, scale
 from nanum.scaling.growth import cluster_of, doubling, job_of
 from nanum.scaling.laws import (
     amdahl_limit,
@@ -165,3 +166,25 @@ def test_the_weak_forms_batch() -> None:
     assert job_of(job, EIGHT, 512, "strong") is job
     with pytest.raises(Refused, match="no whole number"):
         job_of(job, EIGHT, 1, "weak") and job_of(Job(1024, 100), EIGHT, 8, "weak")
+
+
+# --- where the batch ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "most"),
+    [
+        (Layout(dp_shard=4, tp=2, micro_batch_size=2), 16),
+        (Layout(dp_replicate=2, dp_shard=4), 16),
+        (Layout(dp_shard=8, micro_batch_size=4), 4),
+    ],
+    ids=str,
+)
+def test_a_batch_is_divided_among_so_many_gpus_and_no_more(layout: Layout, most: int) -> None:
+    found = scale(load_model("gpt2"), Job(1024, 16), load_cluster("4x8xh100-sxm"), layout, gpus=(most, 2 * most))
+    document = found.to_dict()
+    assert document["most_gpus"] == most
+    assert [point["gpus"] for point in document["points"]] == [most]
+    assert [(each["gpus"], each["form"]) for each in document["rejected"] if each["form"] == "strong"] == [
+        (2 * most, "strong")
+    ]

@@ -143,6 +143,14 @@ def _chart(document: Document, console: Console) -> None:
         gpus = Text(whole(one["gpus"]).rjust(widest), "dim")
         rows.append((gpus, _bar(0.0, one["efficiency"], most, cells), "", _law(one["efficiency"])))
     print_table(console, ("GPUs", "", "", "law"), rows, words=2)
+    most_gpus = document["most_gpus"]
+    if most_gpus is not None and any(one["gpus"] > most_gpus for one in continued):
+        batch = f"{whole(document['job']['global_batch_size'])} sequences"
+        say(
+            console,
+            f"{batch}, a micro-batch for each data-parallel rank, divide among at most {whole(most_gpus)} GPUs: beyond "
+            "them the curve is the law's alone.",
+        )
 
 
 def _first_gpus(first: Document) -> str:

@@ -36,6 +36,7 @@ def document(scaling: Scaling) -> dict[str, Any]:
         **question_document(q.model, q.job, q.cluster, q.engine),
         "best": growth is None,
         "grows": None if growth is None else growth.axis,
+        "most_gpus": None if growth is None else growth.most_gpus(q.job.global_batch_size),
         "one_gpu_seconds": next((point.one_gpu_seconds for point in scaling.strong.points), None),
         "one_gpu_bytes": scaling.one_gpu_bytes,
         "one_gpu_fits": scaling.one_gpu_fits,

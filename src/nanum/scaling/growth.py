@@ -79,6 +79,11 @@ class Growth:
             return replace(self.held, dp_replicate=ranks)
         return replace(self.held, dp_shard=ranks)
 
+    def most_gpus(self, global_batch_size: int) -> int:
+        """How many GPUs a batch can be divided among: each data-parallel rank has one micro-batch then."""
+        alike = int(self.held.dp_replicate * self.held.dp_shard)  # of the axis of both that does not grow
+        return int(self.held.world) * (global_batch_size // int(self.held.micro_batch_size) // alike)
+
 
 def job_of(job: Job, cluster: Cluster, gpus: int, form: Form) -> Job:
     """The job on so many GPUs: the same or, in the weak form, with as many sequences a GPU as on the whole cluster.
