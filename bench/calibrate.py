@@ -61,7 +61,7 @@ SLOWER = ("matmul", "matmul_untabled", "attention", "memory", "intra_node", "int
 """Nothing is faster in a step than alone."""
 HOLDS, FEWEST, MOST = 0.8, 0.6, 0.95
 """Of runs that had no part in a range: in the mean over sources, and of a source."""
-TAILS = np.linspace(0.13, 0.01, 61)
+TAILS = np.linspace(0.16, 0.01, 76)
 """What lies below a range, or above it, of the runs that it is made of."""
 ENOUGH = 15  # runs of an engine or on a chip, for others to be like them
 

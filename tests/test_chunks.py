@@ -13,6 +13,7 @@ from nanum import cluster, engines
 from nanum.account.memory import held_after, moment
 from nanum.account.traffic import flops, traffic
 from nanum.build import build, build_rank
+from nanum.engines.megatron_kin import ZERO_BUBBLE
 from nanum.engines.pipelining import RULES
 from nanum.job import Job
 from nanum.layout import ONE_CHUNK, V_SHAPED, Layout, Schedule, Structure
@@ -151,6 +152,25 @@ def test_no_gradient_of_a_weight_is_made_in_the_first_half() -> None:
     assert (
         held_after(actions.backward(**how, half="weight"))["grads"] == held_after(actions.backward(**how))["grads"] > 0
     )
+
+
+def test_the_papers_own_code_keeps_32_sbh_for_the_second_half() -> None:
+    """Qi et al. (2023), table 1: of a layer's activations 32 sbh wait for the weights' gradients, the operands of four
+    products; all else goes with the first half, and the gradients of norms and biases are made there.
+    """
+    layout = laid("plain", "zb-h1", 2)
+    how = {"gathers": False, "first": False, "last": False}
+    kept, made = [], []
+    for layers in (32, 48):
+        model = replace(GPT, num_hidden_layers=layers)
+        actions = build(model, job(layout, 4), layout, ZERO_BUBBLE, 1).actions
+        forward = held_after(actions.forward(gathers=False, first=False))["activations"]
+        kept.append(forward + held_after(actions.backward(**how, half="input"))["activations"])
+        parts = [actions.backward(**how, half=half) for half in ("input", "weight")]
+        made.append(sum(map(flops, parts)) / flops(actions.backward(**how)))
+        assert there(held_after((*parts[0], *parts[1]))) == there(held_after(actions.backward(**how)))
+    assert (kept[1] - kept[0]) / 8 == 32 * 32 * GPT.hidden_size
+    assert made == [pytest.approx(1, rel=1e-12)] * 2
 
 
 def test_recompute_in_halves_is_refused() -> None:

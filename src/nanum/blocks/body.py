@@ -190,6 +190,7 @@ class Emitted:
             result=self.dx,
             weight_grads=set(tape.weight_grads.values()),
             stays_on=[*tape.weight_grads.values(), *tape.kept, *tape.seed],
+            products_alone=tape.conventions.stores_products,
         )
 
 

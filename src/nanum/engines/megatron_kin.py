@@ -113,7 +113,7 @@ MEGATRON_DEEPSPEED = replace(OF_2021, version="Megatron-DeepSpeed (2021 to 2022)
 ZERO_BUBBLE = replace(
     OF_2021,
     version="sail-sg/zero-bubble-pipeline-parallelism (2023)",
-    conventions=_changed(lambda stated, job: replace(_in_half(stated, job), adds_apart=False)),
+    conventions=_changed(lambda stated, job: replace(_in_half(stated, job), adds_apart=False, stores_products=True)),
     layers_of_stage=weighed_layers,
     end_weights=(1, 1),
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv"),
