@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from conftest import Run
 
+OBJECTS = ("nearest", "together")
+"""That are `null` where there is none."""
 WAYS = ("data_parallel", "tensor_parallel", "pipeline")
 
 
@@ -33,11 +35,11 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
         for inner in value:
             yield from leaves(inner, f"{path}[]")
     else:
-        yield path
+        yield f"{path}.null" if value is None and path in OBJECTS else path
 
 
 def covers(row: str, leaf: str) -> bool:
-    return f"{leaf}.".startswith(row[:-1]) if row.endswith(".*") else leaf == row  # an object, or null
+    return leaf.startswith(row[:-1]) if row.endswith(".*") else leaf == row
 
 
 SMALL = ["llama-3.1-70b", "4x8xa100-sxm-40gb", "--global-batch-size", "512"]

@@ -42,6 +42,16 @@ def test_what_is_said_of_several_stages_is_predicted(found: Plan) -> None:
         assert (p.fits, p.worst.device_bytes, p.time.step_seconds) == (True, c.device_bytes, c.step_seconds)
 
 
+def test_what_is_said_of_experts_in_buckets_is_predicted() -> None:
+    """Of layouts that differ in experts alone, buckets close elsewhere."""
+    model, machine, job = models.load("gpt-oss-20b"), cluster.load("1x64xgb200"), Job(4096, 256)
+    ranked = plan(model, job, machine, "megatron", top=10, fold=False).candidates
+    assert len({c.layout.ep for _, c in ranked}) > 1
+    for engine, c in ranked:
+        p = Prediction(model, job, machine, consistent(c.layout), engine)
+        assert (p.worst.device_bytes, p.time.step_seconds) == (c.device_bytes, c.step_seconds)
+
+
 def test_layers_that_do_not_divide_are_cut_by_what_the_ends_weigh() -> None:
     """62 layers, an embedding and a head are 64; as Llama 3.1 405B's 126 are 128 (arXiv 2407.21783, section 3.3.2)."""
     first = plan(replace(LLAMA, num_hidden_layers=62), JOB, MACHINE, "megatron", top=1).candidates[0][1].layout

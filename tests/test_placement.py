@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanum import cluster, engines
+from nanum.account.traffic import traffic
 from nanum.build import build
 from nanum.engines.evened import saying_ends, to_be_evened
 from nanum.job import Job, Trained
@@ -187,3 +188,16 @@ def test_a_frozen_end_is_no_stage_of_its_own() -> None:
         job = Job(16, 48, trained=Trained(weights=trained))  # type: ignore[arg-type]
         found = reasons(model, job, chips, layout, engines.load("torchtitan"))
         assert any("leaves the embedding alone on a stage" in each for each in found) == refused
+
+
+@pytest.mark.parametrize(("pp", "layers"), [(6, 4), (3, 4)])
+def test_an_end_that_is_a_stage_of_its_own_gathers_at_once_too(pp: int, layers: int) -> None:
+    """Megatron's ranks gather what they updated, whether a stage has a layer or an end of the model alone."""
+    how = structure(embedding_weight=1, head_weight=1)
+    model, engine = replace(MODEL, num_hidden_layers=layers), engines.load("megatron")
+    layout = Layout(dp_shard=2, pp=pp, structure=how)
+    for stage in range(pp):
+        rows = traffic(build(model, Job(16, 8 * pp), layout, engine, stage).program)
+        gathers = {k: t for k, t in rows.items() if k.kind == "all_gather"}
+        assert [t.calls for t in gathers.values()] == [1]
+        assert all(t.payload_bytes > 0 for t in gathers.values())

@@ -177,6 +177,7 @@ def test_the_weak_forms_batch() -> None:
         (Layout(dp_shard=4, tp=2, micro_batch_size=2), 16),
         (Layout(dp_replicate=2, dp_shard=4), 16),
         (Layout(dp_shard=8, micro_batch_size=4), 4),
+        (Layout(dp_replicate=2, dp_shard=2, tp=2, micro_batch_size=2), 16),
     ],
     ids=str,
 )

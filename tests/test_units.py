@@ -138,6 +138,11 @@ def test_a_whole_number_that_is_none(text, reason):
         units.whole_number(text)
 
 
+@pytest.mark.parametrize("text", ["0", "00", "-0", "+0"])
+def test_none_is_a_whole_number_where_it_may_be(text):
+    assert units.whole_number(text, 0) == 0
+
+
 @given(st.integers(1, units.LARGEST), st.sampled_from(["{}", "+{}", " {} ", "{:05000d}"]))
 def test_a_whole_number_is_read(number, written):
     assert units.whole_number(written.format(number)) == number

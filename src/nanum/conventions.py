@@ -187,7 +187,7 @@ class Conventions:
     cpu_attention: bool = False  # PyTorch's flash kernel of CPUs: it has scratch, and wants a mask of gathered keys
     reduce_copies: bool = False  # gloo reduces a copy of what it scatters
     gather_copies: bool = False  # and gathers into a buffer of its own, which it copies out of
-    stores_products: bool = False  # of a backward in halves the second has weights' products alone: see `halves`
+    stores_products: bool = False  # a backward's second half is products of weights' gradients alone: `halves`
     half_statistics: bool = False  # a LayerNorm's mean and deviation are kept in its own dtype (CPU), else in fp32
     device_is_host: bool = False  # numbers that autograd saves lie in the memory that is counted (CPU)
     optimizer_at_once: bool = True  # roots of all second moments together (foreach), or tensor by tensor

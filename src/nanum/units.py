@@ -85,7 +85,7 @@ def whole_number(text: str, least: int = 1) -> int:
     text = text.strip()
     if not re.fullmatch(r"[+-]?[0-9]+", text):
         raise ValueError("is not a whole number")
-    digits = text.lstrip("+0")
+    digits = text.lstrip("+-0")
     if (digits and text.startswith("-")) or (not digits and least > 0):
         raise ValueError(f"must be at least {least}")
     if len(digits) > len(str(LARGEST)) or int(digits or "0") > LARGEST:  # int() takes no thousands of digits

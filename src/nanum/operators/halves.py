@@ -66,7 +66,8 @@ def divided(
 
 
 def _is_product(op: Op) -> bool:
-    return op.name.startswith("dw_")  # whether it is a kernel of its own or one with others (`joined`)
+    """As `Tape.product` names them, whether one is a kernel of its own or has become part of another (`joined`)."""
+    return op.name.startswith("dw_")
 
 
 def _written(ops: Sequence[Op], tensors: Collection[Tensor]) -> set[Tensor]:

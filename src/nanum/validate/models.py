@@ -27,12 +27,12 @@ def model_of(row: Row, source: Source, reasons: list[str]) -> Model | None:
     if missing:
         reasons.append(f"the model's size is not stated ({', '.join(missing)})")
         return None
-    if wrong := list(_wrong_sizes(row)):
-        reasons.extend(wrong)
-        return None
     assert vocab is not None
     if source.public_models and (public := _public(row, vocab)):
         return public
+    if wrong := list(_wrong_sizes(row)):
+        reasons.extend(wrong)
+        return None
     gated = source.family == "llama"
     attention = _attention(row, source.family, reasons)
     dense = Mlp(width, gated, "silu" if gated else "gelu", bias=not gated)
@@ -63,8 +63,11 @@ def _wrong_sizes(row: Row) -> Iterator[str]:
     heads, keys = row["model.heads"], row["model.kv_heads"]
     if keys and heads % keys:
         yield f"kv_heads={keys} does not divide heads={heads}"
-    if row["model.moe"] and (row["model.moe.topk"] or 1) > (row["model.moe.experts"] or 1):
-        yield f"topk={row['model.moe.topk']} exceeds experts={row['model.moe.experts']}"
+    experts, topk = row["model.moe.experts"], row["model.moe.topk"]
+    if row["model.moe"] and not experts:
+        yield "the number of experts is not stated"
+    elif experts and (topk or 1) > experts:
+        yield f"topk={topk} exceeds experts={experts}"
     if (dense := row["model.moe.dense_layers"] or 0) > row["model.layers"]:
         yield f"dense_layers={dense} exceeds layers={row['model.layers']}"
 

@@ -138,7 +138,7 @@ def _cluster(row: Row, source: Source, why: list[str]) -> Cluster | None:
     gpu, gpus, node = row["hardware.gpu"], row["layout.gpus"], row["hardware.gpus_per_node"]
     known = gpu in CHIPS or gpu in chip_names()
     if not known:
-        why.append(f"no chip like '{gpu}' is shipped" if gpu else "no chip like the row's: it names none")
+        why.append(f"no chip like '{gpu}' is shipped" if gpu else "the GPU is not stated")
     if gpus is None:
         why.append("the number of GPUs is not stated")
     if not known or gpus is None:

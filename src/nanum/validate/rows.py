@@ -47,7 +47,7 @@ WHOLE = (f"a whole number from 1 to {MOST:,}", _whole)
 MEASURED = _between(1e-9, 1e12)
 TEXT = ("text", lambda value: isinstance(value, str))
 FLAG = ("true or false", lambda value: isinstance(value, bool))
-STAGE = ("0, 1, 2 or 3", lambda value: not isinstance(value, bool) and value in (0, 1, 2, 3))
+STAGE = ("0, 1, 2 or 3", lambda value: type(value) is int and 0 <= value <= 3)
 WHOLE_OR_TEXT = (f"a whole number from 1 to {MOST:,}, or text", lambda value: _whole(value) or isinstance(value, str))
 WORD = (
     "printable text, of a thousand characters at most",
